@@ -1,0 +1,57 @@
+"""What every test shares: one Hypothesis profile, no way out to the network, and the folder of model files.
+
+Rules kept here: no test talks to any address but loopback, examples are the same in every run (so a failure
+can be repeated), and nothing is judged by how long it took.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Inference libraries start one thread per core by default, which makes two shared cores slower, not faster.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+settings.register_profile(
+    "repeatable",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "search", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+def _refuse_network(event: str, args: tuple[object, ...]) -> None:
+    if event != "socket.connect":
+        return
+    address = args[1]
+    if not isinstance(address, tuple):  # a Unix socket
+        return
+    host = str(address[0])
+    if host != "localhost" and host != "::1" and not host.startswith("127."):
+        raise RuntimeError(f"a test tried to reach {host}: tests may use loopback addresses only")
+
+
+sys.addaudithook(_refuse_network)
+
+
+@pytest.fixture(scope="session")
+def models_dir() -> Path:
+    """The folder with every model file; fails (never skips) with what to type when one is missing."""
+    from duologue.setup import check_setup, default_models_dir
+
+    folder = default_models_dir()
+    missing = check_setup(folder)
+    if missing:
+        names = ", ".join(entry.weight.name for entry in missing)
+        pytest.fail(f"model files missing from {folder}: {names}. Type: make setup", pytrace=False)
+    return folder
