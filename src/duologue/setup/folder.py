@@ -8,7 +8,6 @@ folder is recognised without a network.
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,15 +30,6 @@ class Missing(msgspec.Struct, frozen=True):
 
     weight: Weight
     reason: Literal["absent", "wrong size", "wrong checksum"]
-
-
-def default_models_dir() -> Path:
-    """`$DUOLOGUE_MODELS` if set, else `~/.cache/duologue/models` (below `$XDG_CACHE_HOME` if set)."""
-    chosen = os.environ.get("DUOLOGUE_MODELS")
-    if chosen:
-        return Path(chosen).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "duologue" / "models"
 
 
 def check_setup(models_dir: Path, *, weights: Sequence[Weight] = WEIGHTS) -> list[Missing]:

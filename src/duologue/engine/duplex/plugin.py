@@ -1,0 +1,150 @@
+"""The model plugin: all model policy, behind a handful of methods.
+
+Required methods are on :class:`DuplexModelPlugin`; each optional ability is a ``Protocol`` of its own, resolved once when
+the plugin is loaded. Hooks are synchronous and must not block: heavy work belongs to a stage. A hook that raises ends
+its own session (or, for an ephemeral model, fails its own response) and nothing else.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol, runtime_checkable
+
+import msgspec
+
+from duologue.config.session import SessionConfig
+from duologue.engine.duplex.contracts import DuplexFence, DuplexOutputContext
+from duologue.engine.duplex.results import Decision
+from duologue.outputs import ChatMessage, RequestOutput, SamplingParams, StagePrompt
+
+
+class ModelCapabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model can do, in so far as anybody acts on it.
+
+    ``family``: *resident* keeps one resumable request per epoch and decides itself when to speak; *ephemeral* gets one
+    request per committed turn. ``streams_input``: an ephemeral model takes a turn's audio while it is being spoken (and
+    may answer with partial transcripts). ``unit_ms``: the fixed unit of a resident model (appends are cut to it;
+    0: any length). ``max_silence_units``: how many silence units one owner may be given.
+    """
+
+    family: Literal["resident", "ephemeral"] = "ephemeral"
+    input_rate_hz: int = 16_000
+    output_rate_hz: int = 24_000
+    supports_client_commit: bool = True
+    supports_barge_in: bool = True
+    supports_text_turns: bool = False
+    streams_input: bool = False
+    chunk_period_ms: int = 1_000
+    unit_ms: int = 0
+    max_silence_units: int = 8
+    fixed_voice_after_audio: bool = True
+
+
+class DuplexModelSessionState:
+    """Base of a plugin's own per-session state. The engine carries it and never looks inside."""
+
+    __slots__ = ()
+
+
+class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn of the conversation as the model should know it; an assistant's text is what was heard."""
+
+    item_id: str
+    role: Literal["system", "user", "assistant"]
+    text: str
+
+
+class AppendPlanRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One piece of input that the core wants submitted.
+
+    ``audio`` is PCM16 mono at ``rate_hz`` (the model's input rate); it may be empty in a text turn. ``history`` holds the
+    conversation before this turn. ``seq`` counts from 1 per epoch, ``turn_seq`` from 1 per turn. ``final``: nothing more
+    follows for this turn. ``respond`` false: only a transcript is wanted.
+    """
+
+    session_id: str
+    request_id: str
+    fence: DuplexFence
+    seq: int
+    turn_seq: int
+    audio: bytes
+    rate_hz: int
+    final: bool
+    respond: bool
+    silence: bool
+    force_listen: bool
+    history: tuple[HistoryEntry, ...]
+    config: SessionConfig
+    instructions: str
+
+
+class AppendPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to submit: the stage-0 prompt, and the last stage this request should reach (``None``: the pipeline's)."""
+
+    prompt: StagePrompt
+    final_stage_id: int | None = None
+
+
+class DuplexModelPlugin(abc.ABC):
+    """Model policy. One instance serves every session; per-session state lives in :class:`DuplexModelSessionState`."""
+
+    plugin_id: str
+    capabilities: ModelCapabilities
+
+    @abc.abstractmethod
+    def create_session_state(self, config: SessionConfig) -> DuplexModelSessionState:
+        """Fresh state for a new session."""
+
+    @abc.abstractmethod
+    def validate_config(self, config: SessionConfig) -> None:
+        """Raise :class:`duologue.errors.ClientFault` if this model cannot serve ``config``. Must not mutate anything."""
+
+    @abc.abstractmethod
+    def sampling_params(self, defaults: Sequence[SamplingParams], config: SessionConfig) -> tuple[SamplingParams, ...]:
+        """One per stage."""
+
+    @abc.abstractmethod
+    def plan_append(self, state: DuplexModelSessionState, request: AppendPlanRequest) -> AppendPlan:
+        """Turn one piece of input into a stage-0 prompt. Must not mutate ``state``."""
+
+    def commit_append(self, state: DuplexModelSessionState, request: AppendPlanRequest) -> None:
+        """The stage accepted ``request``: the place for bookkeeping."""
+        del state, request
+
+    @abc.abstractmethod
+    def decide(
+        self,
+        state: DuplexModelSessionState,
+        stage_id: int,
+        output: RequestOutput,
+        context: DuplexOutputContext,
+    ) -> Decision:
+        """What one stage output means. Called in output order; may update ``state``."""
+
+
+@runtime_checkable
+class SilenceContinuation(Protocol):
+    """A resident model that must be fed silence to keep its clock."""
+
+    def silence_unit(self, state: DuplexModelSessionState) -> bytes:
+        """PCM16 at the model's input rate: one unit of silence."""
+        ...
+
+
+@runtime_checkable
+class EdgePrompts(Protocol):
+    """A plugin whose pipeline needs the session's conversation between stages."""
+
+    def edge_prompt(self, next_stage_id: int, output: RequestOutput, prompt: StagePrompt) -> StagePrompt | None:
+        """Input for ``next_stage_id`` from ``output``, given the entry prompt of the request."""
+        ...
+
+
+class AcknowledgementWords(msgspec.Struct, frozen=True, kw_only=True):
+    """Words with which a listener shows attention without taking the turn, per language."""
+
+    words: Mapping[str, tuple[str, ...]]
+
+
+Messages = tuple[ChatMessage, ...]

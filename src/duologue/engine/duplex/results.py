@@ -1,0 +1,55 @@
+"""What a model said, in types: the plugin's ``decide`` turns a stage output into these, the core acts on them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from duologue.outputs import AudioMark
+
+
+class UserTranscript(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What the user said in the audio of this request. ``final`` false: a partial guess that a later one replaces."""
+
+    text: str
+    final: bool
+
+
+class Speech(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A piece of the assistant's answer: text, or audio with the text it speaks.
+
+    ``audio`` is PCM16 mono at ``rate_hz``; ``marks`` are relative to this piece's text and audio.
+    """
+
+    text: str = ""
+    audio: bytes = b""
+    rate_hz: int = 0
+    marks: tuple[AudioMark, ...] = ()
+
+
+class Listened(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The model decided to listen for this unit. ``end_response``: it also ends the answer in progress."""
+
+    reason: str = "model"
+    end_response: bool = False
+
+
+class TurnEnded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The model finished its turn. ``model_turn_id`` is given by models that number their turns."""
+
+    model_turn_id: int | None = None
+
+
+class ModelFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The model reported an error of its own for this request."""
+
+    message: str
+
+
+ModelResult = UserTranscript | Speech | Listened | TurnEnded | ModelFailed
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """A plugin's verdict on one stage output. ``forward``: also hand it to the next stage."""
+
+    results: tuple[ModelResult, ...] = ()
+    forward: bool = False

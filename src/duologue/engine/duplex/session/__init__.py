@@ -1,0 +1,1 @@
+"""The shell around one session's state machine: mailbox, tasks, timer, delivery."""

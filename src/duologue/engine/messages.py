@@ -1,0 +1,101 @@
+"""Messages on the engine's queues. The base is open: the duplex side adds its own without being known here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from duologue.outputs import Options, RequestOutput, SamplingParams, StagePrompt
+
+
+class EngineQueueMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of everything that travels on the engine's request and output queues."""
+
+
+class AddRequest(EngineQueueMessage, frozen=True, kw_only=True):
+    """A turn-based request. ``sampling_params`` one per stage (empty: the stages' defaults).
+
+    ``final_stage_id`` ``None`` is the last stage; ``entry_stage_id`` > 0 bypasses earlier ones.
+    """
+
+    request_id: str
+    prompt: StagePrompt
+    sampling_params: tuple[SamplingParams, ...] = ()
+    entry_stage_id: int = 0
+    final_stage_id: int | None = None
+    resumable: bool = False
+
+
+class StreamingUpdate(EngineQueueMessage, frozen=True, kw_only=True):
+    """One more piece of a resumable turn-based request. Unknown ids are dropped, never re-created."""
+
+    request_id: str
+    prompt: StagePrompt
+
+
+class AddCompanionRequest(EngineQueueMessage, frozen=True, kw_only=True):
+    """A classifier-free-guidance companion of ``parent_id``."""
+
+    request_id: str
+    parent_id: str
+    role: str
+    prompt: StagePrompt
+    sampling_params: tuple[SamplingParams, ...] = ()
+
+
+class AbortRequest(EngineQueueMessage, frozen=True, kw_only=True):
+    """Stop requests. With ``control_id`` the abort is acknowledged on the result queue with partial outputs."""
+
+    request_ids: tuple[str, ...]
+    control_id: str | None = None
+
+
+class CollectiveRpc(EngineQueueMessage, frozen=True, kw_only=True):
+    """Call a method on every replica of the named stages (``None``: all)."""
+
+    control_id: str
+    method: str
+    args: tuple[Any, ...] = ()
+    stage_ids: tuple[int, ...] | None = None
+    timeout_s: float = 10.0
+
+
+class Shutdown(EngineQueueMessage, frozen=True, kw_only=True):
+    """Stop the engine in order."""
+
+
+class OutputMessage(EngineQueueMessage, frozen=True, kw_only=True):
+    """One output of a stage for a client. ``finished``: the last message of this request."""
+
+    request_id: str
+    stage_id: int
+    output: RequestOutput
+    finished: bool = False
+
+
+class StageMetricsMessage(EngineQueueMessage, frozen=True, kw_only=True):
+    """Measurements of one request at one stage, for clients that ask for them."""
+
+    request_id: str
+    stage_id: int
+    values: Options
+
+
+class ErrorMessage(EngineQueueMessage, frozen=True, kw_only=True):
+    """The request is over with an error. ``code`` is one of ``duologue.errors.ErrorCode``'s values."""
+
+    request_id: str
+    code: str
+    message: str
+    http_status: int = 500
+    stage_id: int | None = None
+
+
+class ResultMessage(EngineQueueMessage, frozen=True, kw_only=True):
+    """Answer to a correlated operation. ``error_code`` ``None`` means success."""
+
+    control_id: str
+    value: Any = None
+    error_code: str | None = None
+    error_message: str = ""

@@ -1,0 +1,1 @@
+"""Stage code and the backends that run it."""

@@ -1,0 +1,121 @@
+"""The two sides of a stage: what stage code implements, and what a replica looks like to the engine.
+
+Stage code (:class:`Stage` or :class:`AsyncStage`) never knows which backend runs it. A replica (:class:`StageClient`)
+never knows what runs behind it. Outputs are pushed to a sink, so that no reader task polls.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from duologue.config.stage_config import ModelConfig
+from duologue.outputs import RequestOutput, SamplingParams, StageRequest
+
+StateT = TypeVar("StateT")
+
+
+class StageControl(Protocol):
+    """What running stage code may ask."""
+
+    @property
+    def cancelled(self) -> bool:
+        """True once the request was aborted: stop as soon as possible, nothing more is delivered."""
+        ...
+
+
+class Stage(abc.ABC, Generic[StateT]):
+    """Blocking stage code. Pieces of one request are processed in order, one at a time; different requests may run
+    in up to ``concurrency`` threads at once."""
+
+    concurrency: int = 1
+
+    def load(self) -> None:
+        """Load weights. Called once, in the process that will run the stage, before anything else."""
+
+    @abc.abstractmethod
+    def open(self, request: StageRequest) -> StateT:
+        """State for a new request."""
+
+    @abc.abstractmethod
+    def process(self, state: StateT, request: StageRequest, control: StageControl) -> Iterator[RequestOutput]:
+        """Handle one piece of input and yield outputs as they arise; each is delivered at once.
+
+        The generator is closed on abort. The output that ends the request at this stage has ``finished`` set. Raising
+        fails this request and nothing else.
+        """
+
+    def close(self, state: StateT) -> None:
+        """The request finished, failed or was aborted: free what it held. Called exactly once per ``open``."""
+
+    def shutdown(self) -> None:
+        """The replica is closing."""
+
+
+class AsyncStage(abc.ABC, Generic[StateT]):
+    """Stage code that waits on I/O: same life as :class:`Stage`, on an event loop."""
+
+    async def load(self) -> None:
+        """Prepare. Called once before anything else."""
+
+    @abc.abstractmethod
+    def open(self, request: StageRequest) -> StateT:
+        """State for a new request."""
+
+    @abc.abstractmethod
+    def process(self, state: StateT, request: StageRequest, control: StageControl) -> AsyncIterator[RequestOutput]:
+        """As :meth:`Stage.process`; cancelled on abort."""
+
+    def close(self, state: StateT) -> None:
+        """As :meth:`Stage.close`."""
+
+    async def shutdown(self) -> None:
+        """The replica is closing."""
+
+
+AnyStage = Stage[object] | AsyncStage[object]
+
+
+class StageSink(Protocol):
+    """Where a replica pushes what happens, on the engine's loop, in the order it happened."""
+
+    def on_output(self, output: RequestOutput) -> None:
+        """One output. An output with ``error`` set ends its request."""
+        ...
+
+    def on_dead(self, error: BaseException) -> None:
+        """The replica is gone with everything that it ran. Called at most once."""
+        ...
+
+
+class StageClient(abc.ABC):
+    """One replica as the engine sees it. ``submit`` and ``update`` return once the replica has taken the piece."""
+
+    default_sampling_params: SamplingParams
+    model_config: ModelConfig
+
+    @abc.abstractmethod
+    async def start(self, sink: StageSink) -> None:
+        """Start the replica; returns when it is ready for work."""
+
+    @abc.abstractmethod
+    async def submit(self, request: StageRequest) -> None:
+        """A new request."""
+
+    @abc.abstractmethod
+    async def update(self, request: StageRequest) -> None:
+        """One more piece of a resumable request."""
+
+    @abc.abstractmethod
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """Stop requests: after this returns nothing of them is pushed any more. Unknown ids are ignored."""
+
+    @property
+    @abc.abstractmethod
+    def healthy(self) -> bool:
+        """Whether the replica can take work now."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Stop the replica within a bound. Idempotent."""

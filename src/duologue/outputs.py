@@ -1,0 +1,104 @@
+"""What goes into a stage and what comes out of it: the types every backend, stage and edge speaks.
+
+All are frozen msgspec structs, so that they cross a process boundary as they are. Audio is raw PCM16 (little endian,
+mono) in ``bytes``; it is never base64 inside the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+Scalar = str | int | float | bool | None
+Options = Mapping[str, Scalar]
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """One message of a conversation as a language model reads it."""
+
+    role: Role
+    text: str
+
+
+class AudioMark(msgspec.Struct, frozen=True):
+    """``chars`` characters of the text have been spoken once ``end_ms`` of the audio has been played.
+
+    Relative to the piece that carries the mark.
+    """
+
+    chars: int
+    end_ms: int
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How a stage samples. A stage ignores what it has no use for."""
+
+    temperature: float = 0.7
+    top_p: float = 1.0
+    max_tokens: int = 256
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    voice: str | None = None
+    speed: float = 1.0
+    options: Options = {}
+
+
+class StagePrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """One piece of input for a stage.
+
+    A resumable request gets several pieces; ``final`` marks the last one. ``session_key`` is the affinity key under
+    which a stage may keep a resident context (empty: none).
+    """
+
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    messages: tuple[ChatMessage, ...] = ()
+    audio: bytes = b""
+    audio_rate_hz: int = 0
+    final: bool = True
+    session_key: str = ""
+    options: Options = {}
+
+
+class StageError(msgspec.Struct, frozen=True):
+    """Why a stage gave up on one request. ``code`` is one of :class:`duologue.errors.ErrorCode`'s values."""
+
+    code: str
+    message: str
+
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """One output of one stage for one request. Text and audio are deltas.
+
+    ``segment_finished`` marks the end of a segment of a streaming request (a sentence, a unit): what came since the last
+    boundary may be forwarded. ``finished`` ends the request at this stage. ``text`` of a synthesis stage is the text that
+    this audio begins to speak, so that text and audio stay paired.
+    """
+
+    request_id: str
+    finished: bool = False
+    segment_finished: bool = False
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    audio: bytes = b""
+    audio_rate_hz: int = 0
+    marks: tuple[AudioMark, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: StageError | None = None
+    metadata: Options = {}
+
+
+class StageRequest(msgspec.Struct, kw_only=True):
+    """A request (or one more piece of a resumable one) on its way to a replica."""
+
+    request_id: str
+    external_req_id: str
+    prompt: StagePrompt
+    params: SamplingParams
+    resumable: bool = False
