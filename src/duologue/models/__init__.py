@@ -1,0 +1,1 @@
+"""Model plugins: each package binds one way of answering to the stage and plugin contracts."""
