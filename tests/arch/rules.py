@@ -1,0 +1,107 @@
+"""Import rules that the layer table cannot say, as functions from a tree of files to the breaches found in it.
+
+Each takes the modules to judge, so that fixtures can show that each can fail.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.arch.tree import BARE_PACKAGES, imports_of, layer_rows, within
+
+# Libraries that are slow to load or may be absent. Each is known to one file only, which loads it when first used.
+HEAVY = frozenset({"aiortc", "hibari", "hibari_tts", "onnxruntime", "ray", "sounddevice", "torch", "vllm", "xllamacpp"})
+
+# The state machine takes time and ids as arguments and does no input or output: it needs none of these.
+BANNED_IN_CORE = frozenset(
+    {
+        *("asyncio", "concurrent", "contextvars", "datetime", "logging", "multiprocessing", "os", "random"),
+        *("queue", "secrets", "select", "selectors", "signal", "socket", "subprocess", "tempfile", "threading"),
+        *("time", "uuid", "duologue.clock", "duologue.log", "duologue.engine.duplex.plugin", "duologue.models"),
+    }
+)
+CORE = "duologue.engine.duplex.core"
+
+# Names that say nothing about what a module holds.
+MODULE_NAMES_BANNED = frozenset({"utils", "util", "helpers", "helper", "common", "misc"})
+
+
+def lowest_row() -> tuple[str, ...]:
+    """The packages of row 0."""
+    return layer_rows()[0]
+
+
+def turn_based_row() -> tuple[str, ...]:
+    """The packages of the turn-based engine, row 3."""
+    return layer_rows()[3]
+
+
+def core_breaches(modules: Mapping[str, Path]) -> list[str]:
+    """Imports in the core that would let it see time, chance, the outside or a plugin, lazy ones included."""
+    return [
+        f"{path}:{found.line} imports {found.target}"
+        for name, path in modules.items()
+        if within(name, CORE)
+        for found in imports_of(path, name)
+        if any(within(found.target, banned) for banned in BANNED_IN_CORE)
+    ]
+
+
+def leaf_breaches(modules: Mapping[str, Path], leaf: str) -> list[str]:
+    """Imports of `leaf` (a module or package) from the package itself that are neither its own nor of row 0."""
+    return [
+        f"{path}:{found.line} imports {found.target}"
+        for name, path in modules.items()
+        if within(name, leaf)
+        for found in imports_of(path, name)
+        if within(found.target, "duologue") and not _is_below(found.target, leaf)
+    ]
+
+
+def _is_below(target: str, leaf: str) -> bool:
+    if target in BARE_PACKAGES or target == "duologue.__version__":
+        return True
+    return within(target, leaf) or any(within(target, package) for package in lowest_row())
+
+
+def turn_based_breaches(modules: Mapping[str, Path]) -> list[str]:
+    """Imports of the duplex engine from the turn-based one, which must work without it."""
+    return [
+        f"{path}:{found.line} imports {found.target}"
+        for name, path in modules.items()
+        if any(within(name, package) for package in turn_based_row())
+        for found in imports_of(path, name)
+        if within(found.target, "duologue.engine.duplex") or within(found.target, "duologue.engine.duplex_orchestrator")
+    ]
+
+
+def heavy_breaches(modules: Mapping[str, Path]) -> list[str]:
+    """Heavy libraries known to more than one file, or loaded as soon as that file is imported."""
+    users: dict[str, set[Path]] = defaultdict(set)
+    breaches = []
+    for name, path in modules.items():
+        for found in imports_of(path, name):
+            library = found.target.partition(".")[0]
+            if library not in HEAVY or found.typing_only:
+                continue
+            users[library].add(path)
+            if not found.lazy:
+                breaches.append(f"{path}:{found.line} imports {library} when it is itself imported")
+    breaches += [
+        f"{library} is imported by {len(paths)} files: {', '.join(sorted(map(str, paths)))}"
+        for library, paths in users.items()
+        if len(paths) > 1
+    ]
+    return breaches
+
+
+def name_breaches(modules: Mapping[str, Path]) -> list[str]:
+    """Modules named after nothing that they hold."""
+    return [
+        f"{path} is named {part}"
+        for name, path in modules.items()
+        for part in [name.rpartition(".")[2]]
+        if part in MODULE_NAMES_BANNED or part.startswith("base_")
+    ]
