@@ -24,9 +24,7 @@ settings.register_profile(
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile(
-    "search", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("search", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
@@ -49,7 +47,7 @@ def models_dir() -> Path:
     """The folder with every model file; fails (never skips) with what to type when one is missing."""
     from duologue.setup import check_setup, default_models_dir
 
-    folder = default_models_dir()
+    folder: Path = default_models_dir()
     missing = check_setup(folder)
     if missing:
         names = ", ".join(entry.weight.name for entry in missing)

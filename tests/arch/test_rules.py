@@ -91,6 +91,15 @@ def test_a_heavy_library_known_to_two_files_is_found(tmp_path: Path) -> None:
     assert "2 files" in breach
 
 
+def test_the_core_may_take_values_from_the_plugin_contract_but_nothing_with_hooks(tmp_path: Path) -> None:
+    duplex = tmp_path / "duologue" / "engine" / "duplex"
+    (duplex / "core").mkdir(parents=True)
+    (duplex / "plugin.py").write_text("class Entry(msgspec.Struct): ...\nclass Plugin(abc.ABC): ...\n")
+    (duplex / "core" / "state.py").write_text("from duologue.engine.duplex.plugin import Entry, Plugin\n")
+    (breach,) = rules.core_breaches(module_files(tmp_path))
+    assert breach.endswith("imports duologue.engine.duplex.plugin.Plugin")
+
+
 def loaded_by(module: str) -> set[str]:
     """The modules that a fresh interpreter holds after importing `module`."""
     program = f"import sys, {module}; print('\\n'.join(sys.modules))"
@@ -105,7 +114,7 @@ def _exists(module: str) -> bool:
 # What may not be loaded (below the given package) once a module is imported, whichever way the import goes.
 NOT_LOADED = [
     ("duologue.engine.orchestrator", ["duologue.engine.duplex", "duologue.engine.duplex_orchestrator"]),
-    ("duologue.engine.duplex.core", ["duologue.clock", "duologue.engine.duplex.plugin", "duologue.models"]),
+    ("duologue.engine.duplex.core", ["duologue.clock", "duologue.log", "duologue.models"]),
     ("duologue.engine.duplex_orchestrator", ["duologue.models", "duologue.server"]),
     ("duologue.client", ["duologue.engine", "duologue.server", "duologue.config", "duologue.models"]),
     ("duologue.cli", sorted(rules.HEAVY)),

@@ -73,14 +73,9 @@ def _walk(node: ast.AST, package: str, *, lazy: bool, typing_only: bool) -> Iter
     for target in _targets(node, package):
         yield ImportStatement(target, getattr(node, "lineno", 0), lazy, typing_only)
     deferred = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-    if isinstance(node, ast.If) and _is_type_checking(node.test):
-        for child in node.body:
-            yield from _walk(child, package, lazy=deferred, typing_only=True)
-        children: list[ast.AST] = list(node.orelse)
-    else:
-        children = list(ast.iter_child_nodes(node))
-    for child in children:
-        yield from _walk(child, package, lazy=deferred, typing_only=typing_only)
+    guarded = node.body if isinstance(node, ast.If) and _is_type_checking(node.test) else []
+    for child in ast.iter_child_nodes(node):
+        yield from _walk(child, package, lazy=deferred, typing_only=typing_only or child in guarded)
 
 
 def _is_type_checking(test: ast.expr) -> bool:
