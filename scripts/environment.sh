@@ -50,7 +50,7 @@ stamp() {
 }
 
 install() {
-  "$venv/bin/python" -m pip install --quiet --no-input --disable-pip-version-check "$@"
+  "$venv/bin/python" -m pip install --quiet --quiet --no-input --disable-pip-version-check "$@"
 }
 
 if ! usable "$venv/bin/python"; then
@@ -63,7 +63,7 @@ fi
 
 packages=$kind-$(sum_of "$lock")
 if ! done_already "$packages"; then
-  printf 'installing %s\n' "$lock"
+  printf 'installing %s (about a minute)\n' "$lock"
   install --require-hashes --only-binary=:all: --requirement "$lock" ||
     fail "the packages in $lock could not be installed." \
       "If the network is the reason, set pip's index or proxy (PIP_INDEX_URL, PIP_PROXY) and type the same again."
