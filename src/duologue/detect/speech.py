@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from duologue.detect.onnx import OnnxGraph
+from duologue.detect.onnx import OnnxGraph, Tensor
 
 RATE_HZ = 16_000
 FRAME_SAMPLES = 512
@@ -116,7 +116,7 @@ class SpeechScorer:
             window[column, :_CONTEXT_SAMPLES] = state.context
             window[column, _CONTEXT_SAMPLES:] = frame
             recurrent[:, column] = state.recurrent
-        feeds = {"input": window, "state": recurrent, "sr": self._rate}
+        feeds: dict[str, Tensor] = {"input": window, "state": recurrent, "sr": self._rate}
         output, moved = self._graph.run(feeds, ("output", "stateN"))
         for column, state in enumerate(states):
             state.recurrent = moved[:, column]

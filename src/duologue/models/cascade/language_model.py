@@ -113,9 +113,7 @@ class LanguageModel:
         }
         return self._run(slot, request, _Stream(on_text, cancelled))
 
-    def prefill(
-        self, slot: int, messages: Sequence[ChatMessage], *, cancelled: Callable[[], bool] = never
-    ) -> int:
+    def prefill(self, slot: int, messages: Sequence[ChatMessage], *, cancelled: Callable[[], bool] = never) -> int:
         """Compute `messages` into `slot` and say how many tokens that took; a later answer continues from there."""
         request: dict[str, object] = {"prompt": render(self.template, messages), "max_tokens": 0}
         completion = self._run(slot, request, _Stream(lambda _: False, cancelled))

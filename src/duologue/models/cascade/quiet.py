@@ -40,9 +40,7 @@ def is_audible(samples: Samples) -> bool:
     return len(levels) > 0 and float(levels.max()) > _AUDIBLE_RMS
 
 
-def segments(
-    samples: Samples, *, min_s: float = SEGMENT_MIN_S, max_s: float = SEGMENT_MAX_S
-) -> list[tuple[int, int]]:
+def segments(samples: Samples, *, min_s: float = SEGMENT_MIN_S, max_s: float = SEGMENT_MAX_S) -> list[tuple[int, int]]:
     """Cut a recording into pieces of at most `max_s`, at its quietest places.
 
     Returns (start, end) sample positions that cover the whole without gap or overlap; a recording of at most `max_s`

@@ -76,9 +76,7 @@ class Recogniser:
         limit = _TOKENS_AT_LEAST + int(_TOKENS_PER_S * len(samples) / RATE_HZ)
         return self._vocabulary.decode(self._decode(hidden, mask, limit, cancelled))
 
-    def _decode(
-        self, hidden: Tensor, mask: NDArray[np.int64], limit: int, cancelled: Callable[[], bool]
-    ) -> list[int]:
+    def _decode(self, hidden: Tensor, mask: NDArray[np.int64], limit: int, cancelled: Callable[[], bool]) -> list[int]:
         """Greedy decoding of at most `limit` tokens."""
         empty = np.zeros((1, _HEADS, 0, _HEAD_WIDTH), np.float32)
         feeds: dict[str, Tensor] = {
