@@ -1,0 +1,100 @@
+"""Edges: how the output of one stage becomes input of another.
+
+Rules kept here:
+
+* an edge is a typed, synchronous, pure function; it must not block, and raising fails its request and nothing else;
+* a stage may feed several stages, a stage is fed by at most one, and edges only lead to later stages;
+* outputs are deltas, so an edge gets everything since the last boundary in one piece.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from duologue.outputs import RequestOutput, StagePrompt
+
+
+class Nothing(enum.Enum):
+    """The type of :data:`NOTHING`."""
+
+    NOTHING = "nothing"
+
+
+NOTHING: Final = Nothing.NOTHING
+"""What an edge returns when there is rightly nothing to hand on (the model chose to listen, the text is empty).
+
+Returned for a finished source that handed on nothing before, the request ends normally and empty. ``None`` means "not
+enough yet": for an unfinished source the content is kept for the next boundary, for a finished one it is an error.
+"""
+
+
+class EdgeInput(msgspec.Struct, frozen=True, kw_only=True):
+    """What the source stage produced for one request since the last boundary, ``output`` included.
+
+    ``audio`` is PCM16 mono at ``audio_rate_hz``. ``segment_index`` counts the boundaries of this request at the source
+    from 0. ``entry_prompt`` is the latest prompt of the request's entry stage. ``final``: the source has finished.
+    """
+
+    request_id: str
+    output: RequestOutput
+    text: str
+    token_ids: tuple[int, ...]
+    audio: bytes
+    audio_rate_hz: int
+    segment_index: int
+    entry_prompt: StagePrompt
+    is_session: bool
+    final: bool
+
+
+EdgeResult = StagePrompt | Literal[Nothing.NOTHING] | None
+EdgeProcessor = Callable[[EdgeInput], EdgeResult]
+
+
+class Edge(msgspec.Struct, frozen=True, kw_only=True):
+    """``source`` feeds ``target`` through ``processor``.
+
+    ``prewarm``: with async chunks the target gets an empty first piece as soon as the request enters the pipeline.
+    """
+
+    source: int
+    target: int
+    processor: EdgeProcessor
+    prewarm: bool = False
+
+
+def pass_on(source: EdgeInput) -> EdgeResult:
+    """The plainest edge: text, tokens and audio become the next stage's input as they are."""
+    if not (source.text or source.token_ids or source.audio):
+        return NOTHING
+    return StagePrompt(
+        text=source.text,
+        token_ids=source.token_ids,
+        audio=source.audio,
+        audio_rate_hz=source.audio_rate_hz,
+        session_key=source.entry_prompt.session_key,
+    )
+
+
+def edges_by_source(edges: Sequence[Edge], stage_count: int) -> tuple[tuple[Edge, ...], ...]:
+    """``edges`` grouped by source, one group per stage.
+
+    Raises ``ValueError`` for an edge that leads to an earlier or unknown stage, or a stage that is fed twice.
+    """
+    groups: list[list[Edge]] = [[] for _ in range(stage_count)]
+    fed: set[int] = set()
+    for edge in edges:
+        if not 0 <= edge.source < edge.target < stage_count:
+            raise ValueError(
+                f"an edge must lead from a stage to a later one (stages 0 to {stage_count - 1}), "
+                f"got {edge.source} -> {edge.target}"
+            )
+        if edge.target in fed:
+            raise ValueError(f"stage {edge.target} is fed by two edges; it may have one source")
+        fed.add(edge.target)
+        groups[edge.source].append(edge)
+    return tuple(tuple(group) for group in groups)
