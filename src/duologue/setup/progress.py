@@ -99,7 +99,10 @@ class BarProgress(Progress):
         self._bars.add_task(label, total=total_bytes or None)
 
     def moved(self, received_bytes: int) -> None:
-        self._bars.update(self._bars.task_ids[-1], completed=received_bytes)
+        # pip may hold a wheel twice for a moment (its cache and its destination), so the count can overshoot.
+        task = self._bars.tasks[-1]
+        most = received_bytes if task.total is None else min(received_bytes, int(task.total))
+        self._bars.update(task.id, completed=most)
 
     def finished(self) -> None:
         task = self._bars.tasks[-1]

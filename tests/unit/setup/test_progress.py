@@ -51,6 +51,15 @@ def test_a_terminal_gets_a_bar_that_ends_full() -> None:
         assert "100.0/100.0 MB" in stream.getvalue()
 
 
+def test_a_bar_never_shows_more_than_all() -> None:
+    stream = io.StringIO()
+    with BarProgress(Console(file=stream, force_terminal=True, width=100)) as progress:
+        progress.started("words==1.0", 100_000_000)
+        progress.moved(180_000_000)
+    assert "100.0/100.0 MB" in stream.getvalue()
+    assert "180.0" not in stream.getvalue()
+
+
 def test_the_stream_decides() -> None:
     assert isinstance(choose_progress(io.StringIO()), LineProgress)
     assert isinstance(choose_progress(Terminal()), BarProgress)
