@@ -62,7 +62,9 @@ def breaches(text: str) -> list[str]:
 def test_no_file_names_a_machine_or_a_registry() -> None:
     files = repository_files()
     assert Path(__file__) in files
-    found = [f"{path}: {breach}" for path in files for breach in breaches(path.read_text(encoding="utf-8"))]
+    found = [
+        f"{path}: {breach}" for path in files for breach in breaches(path.read_text(encoding="utf-8", errors="replace"))
+    ]
     assert found == []
 
 

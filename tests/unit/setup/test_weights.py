@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+
 from duologue.setup.weights import WEIGHTS, WHEEL_SIZE_BYTES
-from tests.arch.tree import REPOSITORY
+from tests.arch.tree import REPOSITORY, module_files, within
 
 
 def test_names_are_unique_and_plain() -> None:
@@ -21,3 +23,17 @@ def test_the_documentation_lists_every_file_with_its_package_and_licence() -> No
     for weight in WEIGHTS:
         row = f"| `{weight.name}` | `{weight.requirement}` | {weight.size_bytes / 1e6:.1f} MB | {weight.licence} |"
         assert row in page, f"docs/dependencies.md lacks: {row}"
+
+
+def test_every_model_file_that_the_package_names_is_fetched_by_set_up() -> None:
+    kinds = (".onnx", ".ort", ".gguf", ".bin")
+    named = {
+        node.value
+        for module, path in module_files().items()
+        if not within(module, "duologue.setup")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if node.value.endswith(kinds) and " " not in node.value and node.value not in kinds
+    }
+    assert named, "the embedded default names its files"
+    assert named <= {weight.name for weight in WEIGHTS}
