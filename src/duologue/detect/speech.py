@@ -96,7 +96,7 @@ class SpeechScorer:
         Raises ValueError for frames of another shape, or if one state appears twice (its order would be undefined);
         no state has changed then.
         """
-        frames = [_checked(entry) for _, entry in batch]
+        frames = [checked_frames(entry) for _, entry in batch]
         if len({id(state) for state, _ in batch}) != len(batch):
             raise ValueError("a session may appear only once in a batch: join its frames in order first")
         scores = [np.empty(len(entry), np.float32) for entry in frames]
@@ -125,7 +125,7 @@ class SpeechScorer:
         return probabilities
 
 
-def _checked(frames: Frames) -> Frames:
+def checked_frames(frames: Frames) -> Frames:
     """The frames as the model may see them: right shape, finite, within [-1, 1]."""
     if frames.ndim != 2 or frames.shape[1] != FRAME_SAMPLES:
         raise ValueError(f"frames must be [n, {FRAME_SAMPLES}] at {RATE_HZ} Hz, not {list(frames.shape)}")

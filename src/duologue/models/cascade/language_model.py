@@ -35,7 +35,7 @@ from duologue.models.cascade.chat import (
 from duologue.models.cascade.chat_template import ChatTemplate, detect_template, render, render_for_answer
 from duologue.models.cascade.gguf import read_description
 
-MODEL_FILE = "smollm2-135m-instruct-q4_1.gguf"
+MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 _PREFILL_TOKENS = 32
 _REUSE_TOKENS = 32  # shortest run of already computed tokens worth moving

@@ -54,7 +54,7 @@ class Speech(msgspec.Struct, frozen=True):
         return len(self.pcm16) * 1000 // (2 * RATE_HZ)
 
 
-class _Word(msgspec.Struct, frozen=True):
+class Word(msgspec.Struct, frozen=True):
     """A token's phonemes and where its text ends in the original."""
 
     phonemes: str
@@ -111,9 +111,9 @@ class Synthesiser:
         complete = not cancelled()
         pcm = np.rint(np.clip(np.concatenate(audio), -1.0, 1.0) * 32767).astype("<i2").tobytes()
         duration_ms = samples * 1000 // RATE_HZ
-        return Speech(pcm, _ordered(marks, len(text) if complete else None, duration_ms))
+        return Speech(pcm, ordered_marks(marks, len(text) if complete else None, duration_ms))
 
-    def _utterances(self, text: str) -> Iterator[list[_Word]]:
+    def _utterances(self, text: str) -> Iterator[list[Word]]:
         """The words of each stretch that the model says in one go; stretches without anything to say are left out."""
         spoken = spoken_text(text)
         position = 0
@@ -129,7 +129,7 @@ class Synthesiser:
                     yield utterance
 
     def _say(
-        self, words: Sequence[_Word], speed: float, rng: np.random.Generator
+        self, words: Sequence[Word], speed: float, rng: np.random.Generator
     ) -> tuple[NDArray[np.float32], list[int]]:
         """Samples of one stretch and, for each word, the sample at which it ends."""
         ids = self._voice.ids("".join(word.phonemes for word in words))
@@ -146,21 +146,21 @@ class Synthesiser:
         return wave[lead:], ends
 
 
-def _located(tokens: Sequence[tuple[str, str, bool]], spoken: SpokenText) -> list[_Word]:
+def _located(tokens: Sequence[tuple[str, str, bool]], spoken: SpokenText) -> list[Word]:
     """Tokens (text, phonemes, whether space follows) with the position in the original at which each ends."""
-    words: list[_Word] = []
+    words: list[Word] = []
     position = 0
     for text, phonemes, spaced in tokens:
         found = spoken.text.find(text, position)
         if found >= 0:  # a token that is not in the text was invented by the reader: it ends where the last one did
             position = found + len(text)
-        words.append(_Word(phonemes + (" " if spaced else ""), spoken.origins[position]))
+        words.append(Word(phonemes + (" " if spaced else ""), spoken.origins[position]))
     return words
 
 
-def grouped(words: Sequence[_Word], longest: int) -> Iterator[list[_Word]]:
+def grouped(words: Sequence[Word], longest: int) -> Iterator[list[Word]]:
     """Consecutive words with at most `longest` phonemes together; a longer single word stands alone."""
-    group: list[_Word] = []
+    group: list[Word] = []
     size = 0
     for word in words:
         if group and size + len(word.phonemes) > longest:
@@ -172,7 +172,7 @@ def grouped(words: Sequence[_Word], longest: int) -> Iterator[list[_Word]]:
         yield group
 
 
-def _ordered(marks: Sequence[Mark], whole_chars: int | None, duration_ms: int) -> tuple[Mark, ...]:
+def ordered_marks(marks: Sequence[Mark], whole_chars: int | None, duration_ms: int) -> tuple[Mark, ...]:
     """Marks with rising characters and times; the last covers `whole_chars` at the end of the audio, if given."""
     kept: list[Mark] = []
     for mark in marks:
