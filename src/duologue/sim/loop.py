@@ -100,6 +100,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._turns = 0  # since time last moved
         self._settling = False
         self._faults: list[dict[str, Any]] = []
+        self._failed: list[asyncio.Task[Any]] = []  # and perhaps nobody will ask for their results
         self.stall_turns = STALL_TURNS
 
     # -- time and timers
@@ -154,6 +155,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
             raise DeadlockError(
                 f"at {self._now - START_S:.6f} s nothing can ever run again: {describe(self.pending())}"
             )
+        if self._failed:
+            self._failed = self.unasked()
         when = timers[0][0]
         if self._limit is not None and when > self._limit:
             raise TimeLimitError(f"{self._limit - START_S:g} s of virtual time are over: {describe(self.pending())}")
@@ -216,7 +219,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if context is not None:
             options["context"] = context
         name = name or ("main" if number == 1 else f"task-{number}")
-        return VirtualTask(number, coro, loop=self, name=name, **options)
+        task: VirtualTask[Any] = VirtualTask(number, coro, loop=self, name=name, **options)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        # asyncio reports a failure that nobody asked for when the task is collected as garbage, which is at no
+        # certain time; keeping the task makes it certain: at the end of the run.
+        if task._log_traceback:
+            self._failed.append(task)
+
+    def unasked(self) -> list[asyncio.Task[Any]]:
+        """Tasks that failed and whose result nobody has asked for, in order of failure."""
+        return [task for task in self._failed if task._log_traceback]
 
     def pending(self) -> list[asyncio.Task[Any]]:
         """Tasks that have not ended, oldest first."""
@@ -239,6 +254,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         finally:
             for task in self.pending():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
+            for task in self._failed:
+                task._log_traceback = False
             self.close()
 
     # -- faults
@@ -372,17 +389,29 @@ def run(
         try:
             result = loop.run_until_complete(main(runtime))
             loop.settle()
-            if runtime.failed_tasks and not allow_task_failures:
-                name, fault = runtime.failed_tasks[0]
-                raise TaskFailedError(f"task {name!r} failed and nothing handled it: {fault!r}") from fault
-            left = loop.pending()
-            if left:
-                raise LeakError(f"{len(left)} tasks outlive the main coroutine: {describe(left)}")
+            _verify(loop, runtime.failed_tasks if not allow_task_failures else [])
+        except Exception as fault:
+            for task in loop.unasked():  # often the cause, when others then wait for ever
+                fault.add_note(f"task {task.get_name()!r} had failed: {task.exception()!r}")
+            raise
         finally:
             loop.finish()
     if unawaited:
         raise NeverAwaitedError("; ".join(unawaited))
     return result
+
+
+def _verify(loop: VirtualLoop, failed_tasks: list[tuple[str, BaseException]]) -> None:
+    """Raise if a run whose main coroutine ended well was not well otherwise."""
+    for name, fault in failed_tasks:
+        raise TaskFailedError(f"task {name!r} failed and nothing handled it: {fault!r}") from fault
+    for task in loop.unasked():
+        cause = task.exception()
+        text = f"task {task.get_name()!r} failed and nobody asked for its result: {cause!r}"
+        raise CallbackError(text) from cause
+    left = loop.pending()
+    if left:
+        raise LeakError(f"{len(left)} tasks outlive the main coroutine: {describe(left)}")
 
 
 @contextmanager
