@@ -1,0 +1,237 @@
+"""Client events to engine commands.
+
+Rules kept here: a command is made whole or not at all (:class:`ClientFault`, raised with the client's field as
+``param``); what one dialect means by an absent field is decided here and nowhere below.
+"""
+
+from __future__ import annotations
+
+from typing import Final, get_args
+
+from duologue.config.session import SessionConfig
+from duologue.engine.duplex.commands import (
+    AckPlayback,
+    AppendAudio,
+    AppendText,
+    BargeIn,
+    CancelInput,
+    CancelResponse,
+    ClearAudio,
+    ClearOutput,
+    CloseSession,
+    CommitAudio,
+    CreateItem,
+    CreateResponse,
+    DeleteItem,
+    DuplexCommand,
+    Heartbeat,
+    InputItem,
+    OverlapHint,
+    ResponseOptions,
+    RetrieveItem,
+    SignalTurn,
+    TruncateItem,
+    UpdateSession,
+)
+from duologue.engine.duplex.events import ItemRole
+from duologue.errors import ClientFault, ErrorCode
+from duologue.server.settings import SettingsReader, modality_of, token_limit
+from duologue.wire import client_events as wire
+from duologue.wire.objects import ContentPart, Item, ResponseParams
+
+LONGEST_MS: Final = 24 * 3_600_000
+LONGEST_ID_CHARS: Final = 512
+_ROLES: Final[tuple[ItemRole, ...]] = ("system", "user", "assistant")
+
+
+def command_of(event: wire.AnyClientEvent, reader: SettingsReader, config: SessionConfig) -> DuplexCommand:
+    """The command that an event asks for; ``config`` is the session's newest known settings.
+
+    Raises :class:`ClientFault`. ``session.resume`` and ``session.event_ack`` never reach the engine: they are refused.
+    """
+    match event:
+        case wire.AudioAppend():
+            return _append(event)
+        case wire.SessionUpdate():
+            return UpdateSession(event_id=event.event_id, patch=reader.patch(event.session, config))
+        case wire.InputCommit():
+            return CommitAudio(event_id=event.event_id, create_response=_or_true(event.response_create))
+        case wire.AudioCommit():
+            return CommitAudio(event_id=event.event_id, create_response=event.response_create)
+        case wire.AudioClear():
+            return ClearAudio(event_id=event.event_id)
+        case wire.OutputClear():
+            return ClearOutput(event_id=event.event_id, response_id=event.response_id)
+        case wire.ResponseCreate():
+            return CreateResponse(event_id=event.event_id, options=_options(event.response))
+        case wire.ResponseCancel():
+            return CancelResponse(event_id=event.event_id, response_id=event.response_id)
+        case wire.ItemCreate():
+            return _create_item(event)
+        case wire.ItemDelete():
+            return DeleteItem(event_id=event.event_id, item_id=_named(event.item_id))
+        case wire.ItemRetrieve():
+            return RetrieveItem(event_id=event.event_id, item_id=_named(event.item_id))
+        case wire.ItemTruncate():
+            return _truncate(event)
+        case wire.PlaybackAck():
+            return _ack(event)
+        case wire.Heartbeat():
+            return Heartbeat(event_id=event.event_id)
+        case wire.SessionClose():
+            return CloseSession(event_id=event.event_id)
+        case wire.TurnSignal():
+            return _signal(event)
+        case wire.TextAppend():
+            return AppendText(event_id=event.event_id, text=event.text)
+        case wire.InputCancel():
+            return CancelInput(event_id=event.event_id)
+        case wire.BargeInSignal():
+            return BargeIn(event_id=event.event_id)
+        case wire.SessionResume():
+            raise ClientFault(
+                ErrorCode.UNSUPPORTED_SESSION_RESUME, "session.resume must be the first message of a connection."
+            )
+        case wire.EventAck():
+            raise ClientFault(ErrorCode.UNSUPPORTED, "session.event_ack needs a session that can be resumed.")
+
+
+def _append(event: wire.AudioAppend) -> AppendAudio:
+    return AppendAudio(
+        event_id=event.event_id,
+        audio=event.audio,
+        overlap_hint=_hint(event.overlap_action),
+        force_listen=event.force_listen,
+        force_barge_in=event.force_barge_in,
+        is_speech=event.is_speech,
+    )
+
+
+def _hint(name: str | None) -> OverlapHint | None:
+    if name is None:
+        return None
+    for hint in get_args(OverlapHint):
+        if name == hint:
+            known: OverlapHint = hint
+            return known
+    raise ClientFault(
+        ErrorCode.BAD_EVENT,
+        f"overlap_action must be one of {', '.join(get_args(OverlapHint))}, got {name!r}.",
+        param="overlap_action",
+    )
+
+
+def _or_true(value: bool | None) -> bool:
+    return True if value is None else value
+
+
+def _named(item_id: str) -> str:
+    if not item_id:
+        raise ClientFault(ErrorCode.MISSING_ITEM_ID, "The event must name an item.", param="item_id")
+    return item_id
+
+
+def _ms(value: float, param: str) -> int:
+    if value < 0:
+        raise ClientFault(ErrorCode.BAD_EVENT, f"{param} must not be negative, got {value:g}.", param=param)
+    return round(min(value, LONGEST_MS))
+
+
+def _truncate(event: wire.ItemTruncate) -> TruncateItem:
+    if event.content_index < 0:
+        raise ClientFault(ErrorCode.BAD_EVENT, "content_index must not be negative.", param="content_index")
+    return TruncateItem(
+        event_id=event.event_id,
+        item_id=_named(event.item_id),
+        content_index=event.content_index,
+        audio_end_ms=_ms(event.audio_end_ms, "audio_end_ms"),
+    )
+
+
+def _ack(event: wire.PlaybackAck) -> AckPlayback:
+    played = event.played_ms if event.played_ms is not None else event.committed_ms
+    if played is None:
+        raise ClientFault(ErrorCode.BAD_EVENT, "playback.ack needs played_ms.", param="played_ms")
+    return AckPlayback(
+        event_id=event.event_id,
+        played_ms=_ms(played, "played_ms"),
+        response_id=event.response_id,
+        item_id=event.item_id,
+        truncate=event.truncate,
+    )
+
+
+def _signal(event: wire.TurnSignal) -> SignalTurn:
+    name = event.event or event.signal or event.name
+    if not name:
+        raise ClientFault(ErrorCode.BAD_EVENT, "turn.signal needs the name of an event.", param="event")
+    return SignalTurn(event_id=event.event_id, name=name)
+
+
+def _options(params: ResponseParams | None) -> ResponseOptions:
+    if params is None:
+        return ResponseOptions()
+    if params.input:
+        raise _unsupported_option("input", "answers the conversation as it stands")
+    if params.audio:
+        raise _unsupported_option("audio", "speaks with the session's voice and format")
+    if params.tool_choice and params.tool_choice not in ("auto", "none"):
+        raise _unsupported_option("tool_choice", "cannot be made to use a tool")
+    names = params.output_modalities or params.modalities or None
+    limit = token_limit(params.max_output_tokens, "response.max_output_tokens")
+    return ResponseOptions(
+        instructions=params.instructions or None,
+        modality=None if names is None else modality_of(names, "response.output_modalities"),
+        metadata=params.metadata or {},
+        max_output_tokens=limit if isinstance(limit, int) else None,
+        out_of_band=params.conversation == "none",
+    )
+
+
+def _unsupported_option(name: str, instead: str) -> ClientFault:
+    return ClientFault(
+        ErrorCode.UNSUPPORTED_RESPONSE_OPTIONS,
+        f"response.{name} is not offered: a response {instead}.",
+        param=f"response.{name}",
+    )
+
+
+def _create_item(event: wire.ItemCreate) -> CreateItem:
+    return CreateItem(
+        event_id=event.event_id, item=input_item(event.item), previous_item_id=event.previous_item_id or None
+    )
+
+
+def input_item(item: Item) -> InputItem:
+    """A client's item as the engine keeps it: its texts and transcripts. Raises ``ClientFault``."""
+    if item.type != "message":
+        raise _bad_item(f"Items of type {item.type!r} are not offered; use 'message'.", "item.type")
+    if item.id and len(item.id) > LONGEST_ID_CHARS:
+        raise _bad_item(f"An item's id may have {LONGEST_ID_CHARS} characters.", "item.id")
+    for role in _ROLES:
+        if item.role == role:
+            texts = tuple(_text(part, index) for index, part in enumerate(item.content or ()))
+            return InputItem(item_id=item.id or None, role=role, texts=texts)
+    raise _bad_item(f"An item's role must be one of {', '.join(_ROLES)}, got {item.role!r}.", "item.role")
+
+
+def _text(part: ContentPart, index: int) -> str:
+    param = f"item.content[{index}]"
+    match part.type:
+        case "input_text" | "output_text" | "text":
+            if part.text:
+                return part.text
+            raise _bad_item("A text part needs its text.", f"{param}.text")
+        case "input_audio" | "output_audio" | "audio":
+            if part.transcript:
+                return part.transcript
+            raise _bad_item(
+                "Audio in an item needs a transcript; send new audio with input_audio_buffer.append.",
+                f"{param}.transcript",
+            )
+        case _:
+            raise _bad_item(f"Content of type {part.type!r} is not offered.", f"{param}.type")
+
+
+def _bad_item(message: str, param: str) -> ClientFault:
+    return ClientFault(ErrorCode.INVALID_ITEM, message, param=param)
