@@ -47,7 +47,7 @@ def test_a_deadlock_names_every_task_and_where_it_waits() -> None:
     text = str(caught.value)
     assert "'main' waits at" in text and "in main" in text
     assert "'worker of session 7' waits at" in text and "in wait_for_nothing" in text
-    assert "test_loop.py" in text
+    assert "test_failures.py" in text
     assert cleaned == ["worker"]
 
 
