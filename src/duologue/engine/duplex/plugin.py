@@ -24,7 +24,8 @@ class ModelCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 
     ``family``: *resident* keeps one resumable request per epoch and decides itself when to speak; *ephemeral* gets one
     request per committed turn. ``streams_input``: an ephemeral model takes a turn's audio while it is being spoken (and
-    may answer with partial transcripts). ``unit_ms``: the fixed unit of a resident model (appends are cut to it;
+    may answer with partial transcripts), a piece about every ``stream_interval_ms``. ``transcribes_input``: a request can be
+    asked for a transcript alone (``respond`` false). ``unit_ms``: the fixed unit of a resident model (appends are cut to it;
     0: any length). ``max_silence_units``: how many silence units one owner may be given.
     """
 
@@ -35,6 +36,8 @@ class ModelCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     supports_barge_in: bool = True
     supports_text_turns: bool = False
     streams_input: bool = False
+    stream_interval_ms: int = 640
+    transcribes_input: bool = False
     chunk_period_ms: int = 1_000
     unit_ms: int = 0
     max_silence_units: int = 8
@@ -98,7 +101,7 @@ class DuplexModelPlugin(abc.ABC):
 
     @abc.abstractmethod
     def validate_config(self, config: SessionConfig) -> None:
-        """Raise :class:`duologue.errors.ClientFault` if this model cannot serve ``config``. Must not mutate anything."""
+        """Raise :class:`duologue.errors.ClientFault` if this model cannot serve ``config``. Must not mutate."""
 
     @abc.abstractmethod
     def sampling_params(self, defaults: Sequence[SamplingParams], config: SessionConfig) -> tuple[SamplingParams, ...]:

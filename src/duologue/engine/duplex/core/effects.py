@@ -38,7 +38,10 @@ class Detect(_Effect, frozen=True, kw_only=True):
 
 
 class ClassifyTurn(_Effect, frozen=True, kw_only=True):
-    """Judge whether the turn in ``pcm`` (16 kHz PCM16, its last 8 s) is complete. Answer: ``TurnClassified`` or ``DetectorFailed``."""
+    """Judge whether the turn in ``pcm`` (16 kHz PCM16, its last 8 s) is complete.
+
+    Answer: ``TurnClassified`` or ``DetectorFailed``.
+    """
 
     number: int
     pcm: bytes

@@ -1,0 +1,497 @@
+"""Answers: asking for one, the results of the model, and the one end of a response.
+
+Rules kept here: one response at a time, others wait in order; results of a request that is not alive under the current
+epoch change nothing; a provisional turn's results are held until it is confirmed; every response created gets exactly
+one terminal.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+import msgspec
+
+from duologue.engine.duplex.commands import ResponseOptions
+from duologue.engine.duplex.core import pacing, resident, submission, turns
+from duologue.engine.duplex.core.effects import AbortRequests, ReleaseRequests
+from duologue.engine.duplex.core.history import Item
+from duologue.engine.duplex.core.items import ModelSpoke, StageFailed
+from duologue.engine.duplex.core.outbox import AudioEntry, DoneEntry
+from duologue.engine.duplex.core.requests import Purpose, StageRequestRecord
+from duologue.engine.duplex.core.responses import Response
+from duologue.engine.duplex.core.state import CommittedTurn, SessionState, UserTurn, WantedAnswer
+from duologue.engine.duplex.core.tail import PendingAppend
+from duologue.engine.duplex.events import (
+    CancelReason,
+    InputTranscribed,
+    ResponseCreated,
+    ResponseDone,
+    ResponseListen,
+    ResponseSpeak,
+    ResponseStatus,
+    ResponseText,
+    Usage,
+)
+from duologue.engine.duplex.results import (
+    Listened,
+    ModelFailed,
+    ModelResult,
+    Speech,
+    TurnEnded,
+    UserTranscript,
+)
+from duologue.errors import ErrorCode
+from duologue.ids import stage_request_id
+
+_OVERLAP_INTERVAL_MS = 160  # during an answer a partial transcript decides whether to stop: it is wanted soon
+
+
+# -- requests ------------------------------------------------------------------------------------------------------------
+
+
+def open_request(s: SessionState, purpose: Purpose, item_id: str | None) -> StageRequestRecord:
+    """A new stage request under the current fence. An ephemeral id is never used twice: the turn moves on instead."""
+    if purpose == "resident":
+        role = "stage0"
+    else:
+        if s.fences.spent == s.fences.current.position:
+            s.fences.complete_turn(s.fences.turn_id)
+        s.fences.spent = s.fences.current.position
+        role = f"stage0-turn{s.fences.turn_id}"
+    record = StageRequestRecord(
+        request_id=stage_request_id(s.session_id, s.fences.epoch, role),
+        fence=s.fences.current,
+        purpose=purpose,
+        item_id=item_id,
+    )
+    return s.requests.add(record)
+
+
+def _queue(
+    s: SessionState, record: StageRequestRecord, audio: bytes, *, final: bool, respond: bool, item_id: str | None
+) -> None:
+    s.tail.enqueue(
+        PendingAppend(
+            request_id=record.request_id,
+            fence=record.fence,
+            audio=audio,
+            final=final,
+            respond=respond,
+            item_id=item_id,
+        )
+    )
+
+
+def stream_turn(s: SessionState, turn: UserTurn, position: int) -> None:
+    """Let the model hear the turn while it is spoken, up to ``position``."""
+    capabilities = s.capabilities
+    if not capabilities.streams_input or s.resident_family or turn.state != "speaking":
+        return
+    if s.response is not None and s.overlap is None:
+        return  # this turn waits for the answer in progress; it is submitted then
+    interval_ms = capabilities.stream_interval_ms if s.overlap is None else _OVERLAP_INTERVAL_MS
+    if position - max(turn.sent_to, turn.onset) < s.audio.samples(interval_ms):
+        return
+    record = s.requests.get(turn.request_id) if turn.request_id is not None else None
+    if record is None:
+        record = open_request(s, "turn", turn.item_id)
+        turn.request_id, turn.sent_to = record.request_id, turn.start
+    audio = s.audio.copy(turn.sent_to, position)
+    turn.sent_to = position
+    _queue(s, record, audio, final=False, respond=True, item_id=turn.item_id)
+    submission.pump(s)
+
+
+def begin_provisional(s: SessionState, turn: UserTurn) -> None:
+    """Start the answer to a turn that may be over: nothing of it is sent until it is."""
+    detection = s.config.turn_detection
+    if s.resident_family or s.response is not None or detection is None or not detection.create_response:
+        return
+    if s.wanted or turn.end is None:
+        return
+    record = s.requests.get(turn.request_id) if turn.request_id is not None else None
+    if record is None:
+        record = open_request(s, "turn", turn.item_id)
+        turn.request_id, turn.sent_to = record.request_id, turn.start
+    record.held = []
+    audio = s.audio.copy(turn.sent_to, max(turn.end, turn.sent_to))
+    turn.sent_to = max(turn.end, turn.sent_to)
+    _queue(s, record, audio, final=True, respond=True, item_id=turn.item_id)
+    submission.pump(s)
+
+
+def drop_turn_request(s: SessionState, turn: UserTurn) -> None:
+    """What the model heard of an uncommitted turn is void; the turn itself goes on."""
+    request_id, turn.request_id = turn.request_id, None
+    turn.sent_to = turn.start
+    turn.partial = None
+    if request_id is not None:
+        abandon(s, request_id)
+
+
+def abandon(s: SessionState, request_id: str) -> None:
+    """Stop one request and forget it."""
+    s.tail.void(request_id)
+    if s.requests.remove(request_id) is not None:
+        s.do(AbortRequests(request_ids=(request_id,)))
+
+
+def transcribe_only(s: SessionState, committed: CommittedTurn) -> None:
+    """No answer is wanted: get the words, so that a later prompt holds them."""
+    if committed.request_id is not None:
+        abandon(s, committed.request_id)
+        committed.request_id, committed.sent_bytes = None, 0
+    if not s.capabilities.transcribes_input or s.resident_family:
+        return
+    record = open_request(s, "transcribe", committed.item_id)
+    committed.transcribing = record.request_id
+    _queue(s, record, committed.audio, final=True, respond=False, item_id=committed.item_id)
+    submission.pump(s)
+
+
+# -- asking for an answer ------------------------------------------------------------------------------------------------
+
+
+def want(s: SessionState, item_id: str | None, options: ResponseOptions) -> None:
+    """Answer ``item_id`` (``None``: the conversation as it stands), now or once the response in progress is over."""
+    if s.response is not None or s.wanted:
+        s.wanted.append(WantedAnswer(item_id, options))
+        committed = s.committed.get(item_id) if item_id is not None else None
+        if committed is not None and committed.request_id is not None:
+            # Its stream belongs to a prompt that will be out of date by then.
+            abandon(s, committed.request_id)
+            committed.request_id, committed.sent_bytes = None, 0
+        return
+    create(s, item_id, options)
+
+
+def promote(s: SessionState) -> None:
+    """The response in progress is over: the next answer that was asked for begins."""
+    if s.phase == "open" and s.response is None and s.wanted:
+        wanted = s.wanted.popleft()
+        create(s, wanted.item_id, wanted.options)
+
+
+def create(s: SessionState, item_id: str | None, options: ResponseOptions) -> None:
+    """Create the response at once, before any inference, and let the model work on it."""
+    committed = s.committed.get(item_id) if item_id is not None else None
+    record = s.requests.get(committed.request_id) if committed and committed.request_id else None
+    if record is None:
+        record = _request_for(s, committed)
+    elif committed is not None and record.held is None:
+        rest = committed.audio[committed.sent_bytes :]
+        _queue(s, record, rest, final=True, respond=True, item_id=item_id)
+    response = new_response(s, item_id, options, record)
+    submission.pump(s)
+    _deliver_held(s, record, response)
+
+
+def _request_for(s: SessionState, committed: CommittedTurn | None) -> StageRequestRecord:
+    """A fresh request: with the turn's audio if its words are not known yet, else with the conversation alone."""
+    item = s.history.get(committed.item_id) if committed is not None else None
+    if committed is not None and (item is None or item.transcript is None):
+        if committed.transcribing is not None:
+            abandon(s, committed.transcribing)
+            committed.transcribing = None
+        record = open_request(s, "turn", committed.item_id)
+        committed.request_id, committed.sent_bytes = record.request_id, len(committed.audio)
+        _queue(s, record, committed.audio, final=True, respond=True, item_id=committed.item_id)
+        return record
+    record = open_request(s, "turn", None)
+    _queue(s, record, b"", final=True, respond=True, item_id=None)
+    return record
+
+
+def new_response(
+    s: SessionState, item_id: str | None, options: ResponseOptions, record: StageRequestRecord
+) -> Response:
+    """Open a response that ``record`` works for, and say so."""
+    fence = record.fence if record.purpose != "resident" else s.fences.current
+    response_id = f"resp-{s.session_id}-{fence.epoch}-{s.ids.next_hex()}"
+    modality = options.modality or s.config.output_modality
+    config = s.config
+    if options.max_output_tokens is not None:
+        config = msgspec.structs.replace(config, max_output_tokens=options.max_output_tokens)
+    item = Item(
+        item_id=f"item_{response_id}",
+        role="assistant",
+        status="in_progress",
+        has_audio=modality == "audio",
+        response_id=response_id,
+        ack_only=config.playback_commit_policy == "ack_only",
+    )
+    response = Response(
+        response_id=response_id,
+        item=item,
+        epoch=fence.epoch,
+        turn_id=fence.turn_id,
+        config=config,
+        modality=modality,
+        options=options,
+        created_at=s.now,
+    )
+    response.request_id, record.response_id = record.request_id, response_id
+    item.spoken = response.spoken
+    known = item_id is not None and s.history.get(item_id) is not None
+    previous = s.history.insert(item, item_id if known else None)
+    for user_item in s.history.unanswered():
+        user_item.answered = True
+        if user_item.item_id == item_id:
+            break
+    s.response = response
+    s.idle_at = None
+    s.emit(
+        ResponseCreated(
+            response_id=response_id,
+            item_id=item.item_id,
+            epoch=fence.epoch,
+            turn_id=fence.turn_id,
+            modality=modality,
+            metadata=options.metadata,
+            previous_item_id=previous,
+            voice=config.voice,
+        )
+    )
+    return response
+
+
+def _deliver_held(s: SessionState, record: StageRequestRecord, response: Response) -> None:
+    held, record.held = record.held, None
+    for result in held or ():
+        if s.response is not response:
+            return
+        _apply(s, record, result)
+    if record.held_finished:
+        _request_finished(s, record)
+
+
+# -- results -------------------------------------------------------------------------------------------------------------
+
+
+def model_spoke(s: SessionState, item: ModelSpoke) -> None:
+    """Results of one stage output. The one place where staleness of outputs is judged."""
+    record = s.requests.get(item.request_id)
+    if record is None or record.fence.epoch != s.fences.epoch or s.phase != "open":
+        return
+    s.lease.touch(s.now)
+    for result in item.results:
+        if record.held is not None and not (isinstance(result, UserTranscript) and not result.final):
+            record.held.append(result)
+        else:
+            _apply(s, record, result)
+        if s.requests.get(item.request_id) is not record:
+            return
+    if item.finished:
+        if record.held is not None:
+            record.held_finished = True
+        else:
+            _request_finished(s, record)
+
+
+def _apply(s: SessionState, record: StageRequestRecord, result: ModelResult) -> None:
+    match result:
+        case UserTranscript():
+            _transcript(s, record, result)
+        case Speech():
+            _speech(s, record, result)
+        case Listened():
+            _listened(s, record, result)
+        case TurnEnded():
+            _turn_ended(s, record, result)
+        case ModelFailed():
+            abandon(s, record.request_id)
+            request_lost(s, record, ErrorCode.RUNTIME_STREAM_FAILED, result.message)
+        case _:
+            assert_never(result)
+
+
+def _transcript(s: SessionState, record: StageRequestRecord, result: UserTranscript) -> None:
+    turn = s.turn
+    if not result.final:
+        if turn is not None and record.item_id == turn.item_id:
+            turn.partial = result.text
+            if s.overlap is not None:
+                turns.evaluate_overlap(s)
+            elif turn.announced and s.config.transcription:
+                s.emit(InputTranscribed(item_id=turn.item_id, text=result.text, final=False))
+        return
+    item = s.history.get(record.item_id) if record.item_id is not None else None
+    if item is not None and item.has_audio and item.transcript is None:
+        item.transcript = result.text
+        if s.config.transcription:
+            s.emit(InputTranscribed(item_id=item.item_id, text=result.text, final=True, audio_ms=item.audio_ms))
+    if record.item_id is not None:
+        _forget_audio(s, record.item_id)
+    submission.pump(s)
+
+
+def _forget_audio(s: SessionState, item_id: str) -> None:
+    """The words are known, so the audio is not needed for another try."""
+    committed = s.committed.get(item_id)
+    if committed is not None:
+        committed.audio = b""
+        committed.transcribing = None
+        if s.history.get(item_id) is None or s.history.by_id[item_id].answered:
+            del s.committed[item_id]
+
+
+def _speech(s: SessionState, record: StageRequestRecord, result: Speech) -> None:
+    response = s.response
+    if response is None and record.purpose == "resident":
+        response = resident.begin_response(s, record)
+    if response is None or record.response_id != response.response_id or not response.generating:
+        return
+    if response.state == "created":
+        s.emit(ResponseSpeak(response_id=response.response_id))
+    response.advance("content")
+    samples = len(result.audio) // 2
+    rate_hz = result.rate_hz or s.capabilities.output_rate_hz
+    if response.modality == "text":
+        response.spoken.extend(result.text, 0, rate_hz, ())
+        if result.text:
+            s.emit(
+                ResponseText(
+                    response_id=response.response_id,
+                    item_id=response.item.item_id,
+                    epoch=response.epoch,
+                    text=result.text,
+                )
+            )
+        return
+    marks = tuple((mark.chars, mark.end_ms) for mark in result.marks)
+    response.spoken.extend(result.text, samples, rate_hz, marks)
+    s.spoke = True
+    s.outbox.push(AudioEntry(response.response_id, result.audio, rate_hz, result.text))
+    pacing.release(s)
+    if record.purpose == "resident":
+        s.silence.want(s.now, response.response_id)
+
+
+def _listened(s: SessionState, record: StageRequestRecord, result: Listened) -> None:
+    response = s.response
+    mine = response is not None and record.response_id == response.response_id and response.generating
+    if record.purpose == "resident" and mine and not result.end_response:
+        resident.continue_response(s, record)
+        return
+    s.emit(ResponseListen(reason=result.reason, response_id=response.response_id if mine and response else None))
+    if mine and response is not None and result.end_response:
+        generated(s, response)
+
+
+def _turn_ended(s: SessionState, record: StageRequestRecord, result: TurnEnded) -> None:
+    response = s.response
+    if response is not None and record.response_id == response.response_id and response.generating:
+        generated(s, response)
+    if record.purpose == "resident":
+        done = result.model_turn_id if result.model_turn_id is not None else s.fences.turn_id
+        record.response_id = None
+        s.fences.complete_turn(done)
+
+
+def generated(s: SessionState, response: Response) -> None:
+    """The model has said all of it; its terminal follows its audio."""
+    response.advance("generated")
+    s.silence.stop()
+    s.outbox.push(DoneEntry(response.response_id))
+    pacing.release(s)
+
+
+def _request_finished(s: SessionState, record: StageRequestRecord) -> None:
+    """A request ended by itself."""
+    if s.requests.remove(record.request_id) is None:
+        return
+    s.tail.void(record.request_id)
+    s.do(ReleaseRequests(request_ids=(record.request_id,)))
+    if record.item_id is not None:
+        committed = s.committed.get(record.item_id)
+        if committed is not None and record.purpose == "turn":
+            del s.committed[record.item_id]
+        elif committed is not None:
+            committed.transcribing = None
+    response = s.response
+    if response is not None and response.request_id == record.request_id and response.generating:
+        generated(s, response)
+    if record.fence.epoch == s.fences.epoch and record.purpose != "resident":
+        s.fences.complete_turn(record.fence.turn_id)
+    submission.pump(s)
+
+
+# -- failure and the terminal --------------------------------------------------------------------------------------------
+
+
+def request_lost(s: SessionState, record: StageRequestRecord, code: ErrorCode, message: str) -> None:
+    """A request is gone (its record is removed already): the response it worked for fails, a turn in progress does not."""
+    turn = s.turn
+    if turn is not None and turn.request_id == record.request_id:
+        turn.request_id, turn.sent_to = None, turn.start
+        return
+    committed = s.committed.get(record.item_id) if record.item_id is not None else None
+    if committed is not None:
+        if committed.transcribing == record.request_id:
+            committed.transcribing = None
+        if committed.request_id == record.request_id:
+            committed.request_id, committed.sent_bytes = None, 0
+            unanswered = s.history.get(committed.item_id)
+            if unanswered is not None:
+                unanswered.answered = False  # response.create may try again
+    response = s.response
+    mine = response is not None and response.request_id == record.request_id and response.open
+    s.error(code, message, response_id=response.response_id if mine and response is not None else None)
+    if mine and response is not None:
+        fail(s, response, code, message)
+    submission.pump(s)
+
+
+def stage_failed(s: SessionState, item: StageFailed) -> StageRequestRecord | None:
+    """A stage gave up on a request; returns its record if it was alive."""
+    record = s.requests.remove(item.request_id) if item.request_id is not None else None
+    if record is None:
+        return None
+    s.tail.void(record.request_id)
+    s.do(AbortRequests(request_ids=(record.request_id,)))
+    request_lost(s, record, item.code, item.message)
+    return record
+
+
+def fail(s: SessionState, response: Response, code: ErrorCode, message: str) -> None:
+    """End the response as failed; what of it was sent stays in history as far as it was heard."""
+    pacing.withdraw(s, response)
+    response.advance("failed")
+    finish(s, response, "failed", error=code, message=message)
+    promote(s)
+
+
+def finish(
+    s: SessionState,
+    response: Response,
+    status: ResponseStatus,
+    *,
+    reason: CancelReason | None = None,
+    error: ErrorCode | None = None,
+    message: str = "",
+) -> None:
+    """Emit the one terminal of ``response`` and let the next answer begin."""
+    item = response.item
+    item.status = "completed" if status == "completed" else "incomplete"
+    empty = response.spoken.length == 0 and response.spoken.audio_samples == 0
+    if empty:
+        s.history.remove(item.item_id)
+    s.response = None
+    s.last_response = response
+    s.silence.stop()
+    s.emit(
+        ResponseDone(
+            response_id=response.response_id,
+            epoch=response.epoch,
+            status=status,
+            reason=reason,
+            error=error,
+            error_message=message,
+            modality=response.modality,
+            item=None if empty else item.view(),
+            full_text=response.spoken.text,
+            audio_ms=response.spoken.audio_ms,
+            metadata=response.metadata,
+            usage=Usage(output_audio_ms=response.spoken.audio_ms),
+        )
+    )

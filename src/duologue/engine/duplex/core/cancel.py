@@ -1,0 +1,138 @@
+"""Cancel, barge-in, clear and close: one routine with a scope value.
+
+Rules kept here: the epoch moves first, and everything started under the old one is void from that instant; what had left
+and was not taken is withdrawn; history is cut to what was heard; a response that is stopped gets its terminal here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from duologue.engine.duplex.core import answers, intake, pacing, submission
+from duologue.engine.duplex.core.effects import AbortRequests
+from duologue.engine.duplex.core.state import SessionState
+from duologue.engine.duplex.events import CancelReason, InputCleared, OutputCleared, StopMeasured
+
+
+@dataclass(slots=True, frozen=True)
+class Scope:
+    """``playing``: also stops finished audio that still plays. ``input``: also forgets what was not committed.
+
+    ``wanted``: answers that wait are dropped, since what comes next covers them.
+    """
+
+    name: str
+    reason: CancelReason
+    playing: bool = False
+    input: bool = False
+    wanted: bool = False
+
+
+RESPONSE = Scope("response", "client_cancelled")
+OUTPUT = Scope("output", "client_cancelled", playing=True)
+INPUT = Scope("input", "client_cancelled", input=True)
+BARGE_IN = Scope("barge_in", "client_cancelled", playing=True, input=True, wanted=True)
+SPEECH = Scope("speech", "turn_detected", playing=True, wanted=True)
+CLOSE = Scope("close", "client_cancelled", playing=True, input=True, wanted=True)
+
+
+def cancel(s: SessionState, scope: Scope, *, onset_at: float | None = None) -> bool:
+    """Stop what ``scope`` covers; false if there was nothing to stop. Never waits for anything."""
+    if scope.wanted:
+        s.wanted.clear()
+    response = s.response
+    last = s.last_response
+    if response is not None:
+        pacing.withdraw(s, response)
+        response.advance("cancelled")
+        advance_epoch(s)
+        answers.finish(s, response, "cancelled", reason=scope.reason)
+        stopped = response
+    elif scope.playing and last is not None and s.playback.playing(s.now):
+        last.item.soft_cut_ms = last.heard_ms(s.playback.position(s.now))
+        advance_epoch(s)
+        stopped = last
+    else:
+        if scope.input and (len(s.requests) or not s.tail.idle):
+            advance_epoch(s)
+        if scope.input:
+            clear_input(s)
+        return False
+    _measure(s, stopped.response_id, onset_at)
+    if scope.playing and stopped.item.has_audio and s.phase == "open":
+        s.emit(OutputCleared(response_id=stopped.response_id))
+    s.playback.flush(s.now)
+    if scope.input:
+        clear_input(s)
+    s.overlap = None
+    s.outbox.held = False
+    restart_transcripts(s)
+    answers.promote(s)
+    return True
+
+
+def _measure(s: SessionState, response_id: str, onset_at: float | None) -> None:
+    last = s.playback.last_taken_at
+    s.emit(
+        StopMeasured(
+            response_id=response_id,
+            onset_to_last_audio_s=None if last is None or onset_at is None else max(0.0, last - onset_at),
+            decision_to_last_audio_s=None if last is None else max(0.0, last - s.now),
+        )
+    )
+
+
+def advance_epoch(s: SessionState) -> None:
+    """The atomic point: nothing that was started before may have a consequence after it."""
+    ids = s.requests.clear()
+    s.tail.void()
+    s.fences.advance_epoch()
+    s.silence.stop()
+    s.transcript_wait = None
+    turn = s.turn
+    if turn is not None:
+        turn.request_id, turn.sent_to, turn.partial = None, turn.start, None
+    for committed in s.committed.values():
+        committed.request_id, committed.sent_bytes, committed.transcribing = None, 0, None
+    if ids:
+        s.do(AbortRequests(request_ids=ids))
+
+
+def restart_transcripts(s: SessionState) -> None:
+    """Turns whose words were not known yet when their request was stopped must not be missing from the conversation."""
+    if s.phase != "open" or s.resident_family:
+        return
+    waiting = {wanted.item_id for wanted in s.wanted}
+    for item_id in list(s.committed):
+        committed = s.committed[item_id]
+        item = s.history.get(item_id)
+        if item is None or item.transcript is not None or not committed.audio or not s.capabilities.transcribes_input:
+            if item_id not in waiting:
+                del s.committed[item_id]
+            continue
+        if item_id not in waiting and committed.transcribing is None:
+            answers.transcribe_only(s, committed)
+
+
+def clear_input(s: SessionState) -> None:
+    """Forget what was not committed. Does not touch the epoch."""
+    turn, s.turn = s.turn, None
+    if turn is not None:
+        answers.drop_turn_request(s, turn)
+        turn.advance("dropped")
+    if s.overlap is not None:
+        s.overlap = None
+        s.outbox.held = False
+    s.commit_wait = None
+    intake.void(s)
+    s.audio.discard_to(s.audio.end)
+    s.resident.buffer.clear()
+    s.input_refused = False
+
+
+def clear_requested(s: SessionState) -> None:
+    """``input_audio_buffer.clear``."""
+    clear_input(s)
+    s.emit(InputCleared())
+    pacing.release(s)
+    submission.pump(s)

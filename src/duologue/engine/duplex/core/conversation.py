@@ -1,0 +1,281 @@
+"""Commands on responses, items and playback.
+
+Rules kept here: an invalid command is one error with the client's event id and changes nothing; truncation is clamped, never
+refused for being late or long; an acknowledgement that comes too late is ignored, with a note.
+"""
+
+from __future__ import annotations
+
+from duologue.engine.duplex.commands import (
+    AckPlayback,
+    CancelResponse,
+    ClearOutput,
+    CreateItem,
+    CreateResponse,
+    DeleteItem,
+    RetrieveItem,
+    TruncateItem,
+)
+from duologue.engine.duplex.core import answers, cancel, pacing
+from duologue.engine.duplex.core.history import Item
+from duologue.engine.duplex.core.responses import Response
+from duologue.engine.duplex.core.state import SessionState
+from duologue.engine.duplex.events import (
+    ItemAdded,
+    ItemDeleted,
+    ItemRetrieved,
+    ItemTruncated,
+    OutputCleared,
+    PlaybackAcknowledged,
+)
+from duologue.errors import ErrorCode
+
+
+def create_response(s: SessionState, command: CreateResponse) -> None:
+    """``response.create``."""
+    options = command.options
+    if options.out_of_band:
+        s.error(
+            ErrorCode.UNSUPPORTED_RESPONSE_OPTIONS,
+            "Responses outside the conversation are not offered; omit conversation, or use 'auto'.",
+            event_id=command.event_id,
+            param="response.conversation",
+        )
+        return
+    response = s.response
+    if response is not None and response.generating:
+        s.error(
+            ErrorCode.RESPONSE_ALREADY_ACTIVE,
+            f"Response {response.response_id} is in progress; wait for its response.done or cancel it.",
+            event_id=command.event_id,
+        )
+        return
+    if len(s.wanted) >= s.runtime.max_pending_turns_per_session:
+        s.error(
+            ErrorCode.INPUT_BACKPRESSURE,
+            f"{len(s.wanted)} answers wait already, which is the limit.",
+            event_id=command.event_id,
+        )
+        return
+    waiting = {wanted.item_id for wanted in s.wanted}
+    unanswered = [item for item in s.history.unanswered() if item.item_id not in waiting]
+    spoken = next((item for item in reversed(unanswered) if item.item_id in s.committed), None)
+    if spoken is not None:
+        answers.want(s, spoken.item_id, options)
+    elif s.capabilities.supports_text_turns:
+        answers.want(s, None, options)
+    elif unanswered:
+        s.error(
+            ErrorCode.TEXT_ONLY_TURN_UNSUPPORTED,
+            "This model answers speech only; append and commit audio first.",
+            event_id=command.event_id,
+        )
+    else:
+        s.error(
+            ErrorCode.RESPONSE_CREATE_WITHOUT_INPUT,
+            "There is nothing to answer; append and commit audio first.",
+            event_id=command.event_id,
+        )
+
+
+def cancel_response(s: SessionState, command: CancelResponse) -> None:
+    """``response.cancel``: acts on the response in progress only; naming another one is an error without effect."""
+    response = s.response
+    if response is None or (command.response_id is not None and command.response_id != response.response_id):
+        named = f"response {command.response_id}" if command.response_id is not None else "no response"
+        s.error(
+            ErrorCode.RESPONSE_NOT_ACTIVE,
+            f"Cancellation failed: {named} is not in progress."
+            if command.response_id is not None
+            else "Cancellation failed: no response is in progress.",
+            event_id=command.event_id,
+        )
+        return
+    cancel.cancel(s, cancel.RESPONSE)
+
+
+def clear_output(s: SessionState, command: ClearOutput) -> None:
+    """``output_audio_buffer.clear``: an older response is acknowledged and nothing else happens."""
+    target = s.response or s.last_response
+    named = command.response_id
+    if named is not None and (target is None or named != target.response_id):
+        s.emit(OutputCleared(response_id=named))
+        return
+    if not cancel.cancel(s, cancel.OUTPUT) and target is not None:
+        _settle_clear(s, target)
+        s.emit(OutputCleared(response_id=target.response_id))
+
+
+def _settle_clear(s: SessionState, response: Response) -> None:
+    """The client cleared audio that by our estimate had ended: what it acknowledged is what was heard."""
+    item = response.item
+    if item.acked_ms and item.acked_ms < response.released_ms:
+        item.hard_cut_ms = min(item.acked_ms, item.hard_cut_ms if item.hard_cut_ms is not None else item.acked_ms)
+
+
+# -- items ---------------------------------------------------------------------------------------------------------------
+
+
+def create_item(s: SessionState, command: CreateItem) -> None:
+    """``conversation.item.create``."""
+    given = command.item
+    item_id = given.item_id or f"item_{s.ids.next_hex()}"
+    if s.history.get(item_id) is not None:
+        s.error(
+            ErrorCode.ITEM_EXISTS,
+            f"An item with id {item_id!r} exists; choose another id.",
+            event_id=command.event_id,
+            param="item.id",
+        )
+        return
+    after = command.previous_item_id
+    if after is not None and after != "root" and s.history.get(after) is None:
+        s.error(
+            ErrorCode.ITEM_NOT_FOUND,
+            f"There is no item {after!r} to insert after; use 'root', a known id, or omit previous_item_id.",
+            event_id=command.event_id,
+            param="previous_item_id",
+        )
+        return
+    if sum(len(text) for text in given.texts) > s.runtime.max_history_chars:
+        s.error(
+            ErrorCode.INVALID_ITEM,
+            f"The item's text is longer than {s.runtime.max_history_chars} characters.",
+            event_id=command.event_id,
+            param="item.content",
+        )
+        return
+    item = Item(item_id=item_id, role=given.role, texts=given.texts, answered=given.role != "user")
+    previous = s.history.insert(item, after)
+    s.emit(ItemAdded(item=item.view(), previous_item_id=previous))
+
+
+def _missing(s: SessionState, item_id: str, event_id: str | None, code: ErrorCode = ErrorCode.ITEM_NOT_FOUND) -> None:
+    s.error(code, f"There is no item {item_id!r} in this conversation.", event_id=event_id, param="item_id")
+
+
+def delete_item(s: SessionState, command: DeleteItem) -> None:
+    """``conversation.item.delete``; deleting what is being spoken stops it."""
+    item = s.history.get(command.item_id)
+    if item is None:
+        _missing(s, command.item_id, command.event_id)
+        return
+    if s.response is not None and s.response.item is item:
+        cancel.cancel(s, cancel.OUTPUT)
+    s.history.remove(command.item_id)
+    committed = s.committed.pop(command.item_id, None)
+    if committed is not None and committed.transcribing is not None:
+        answers.abandon(s, committed.transcribing)
+    s.emit(ItemDeleted(item_id=command.item_id))
+
+
+def retrieve_item(s: SessionState, command: RetrieveItem) -> None:
+    """``conversation.item.retrieve``."""
+    item = s.history.get(command.item_id)
+    if item is None:
+        _missing(s, command.item_id, command.event_id, ErrorCode.ITEM_RETRIEVE_NOT_FOUND)
+        return
+    s.emit(ItemRetrieved(item=item.view()))
+
+
+def truncate_item(s: SessionState, command: TruncateItem) -> None:
+    """``conversation.item.truncate``: a hard cut of what counts as heard, clamped to what there is."""
+    item = s.history.get(command.item_id)
+    if item is None:
+        _missing(s, command.item_id, command.event_id)
+        return
+    spoken = item.spoken
+    if item.role != "assistant" or spoken is None or not item.has_audio or command.content_index != 0:
+        s.error(
+            ErrorCode.ITEM_NOT_TRUNCATABLE,
+            f"Item {command.item_id!r} has no audio of the assistant at content index {command.content_index}.",
+            event_id=command.event_id,
+            param="item_id",
+        )
+        return
+    response = _response_of(s, item)
+    limit_ms = float(spoken.audio_ms) if response is None else min(response.released_ms, float(spoken.audio_ms))
+    audio_ms = min(max(0.0, float(command.audio_end_ms)), limit_ms)
+    item.hard_cut_ms = audio_ms if item.hard_cut_ms is None else min(item.hard_cut_ms, audio_ms)
+    if not (response is not None and response.open):
+        item.soft_cut_ms = None  # the client knows better than the estimate
+    if response is not None and response.base_ms is not None and not response.open:
+        s.playback.set(response.base_ms + audio_ms, s.now)
+        s.playback.flush(s.now)
+    s.emit(ItemTruncated(item_id=item.item_id, content_index=command.content_index, audio_end_ms=int(item.hard_cut_ms)))
+    pacing.release(s)
+
+
+def _response_of(s: SessionState, item: Item) -> Response | None:
+    for response in (s.response, s.last_response):
+        if response is not None and response.item is item:
+            return response
+    return None
+
+
+# -- playback ------------------------------------------------------------------------------------------------------------
+
+
+def ack_playback(s: SessionState, command: AckPlayback) -> None:
+    """``playback.ack``: corrects the estimate; too late, it changes nothing and says so."""
+    response = s.response or s.last_response
+    if command.response_id is not None and (response is None or response.response_id != command.response_id):
+        last = s.last_response
+        response = last if last is not None and last.response_id == command.response_id else None
+    if response is None:
+        _late_ack(s, command)
+        return
+    item = response.item
+    if command.item_id is not None and command.item_id != item.item_id:
+        _late_ack(s, command)
+        return
+    played_ms = min(max(0.0, float(command.played_ms)), response.released_ms)
+    superseded = not response.open and _answered_since(s, item)
+    note = "superseded" if superseded else None
+    if not superseded:
+        item.acked_ms = max(item.acked_ms, played_ms)
+        if item.soft_cut_ms is not None:
+            item.soft_cut_ms = max(item.soft_cut_ms, item.acked_ms)
+        if response.base_ms is not None and response.state != "cancelled":
+            s.playback.set(response.base_ms + item.acked_ms, s.now)
+        if command.truncate:
+            item.hard_cut_ms = played_ms if item.hard_cut_ms is None else min(item.hard_cut_ms, played_ms)
+    s.emit(
+        PlaybackAcknowledged(
+            response_id=response.response_id,
+            item_id=item.item_id,
+            played_ms=int(played_ms),
+            history_committed=not superseded and s.history.get(item.item_id) is item,
+            note=note,
+        )
+    )
+    pacing.release(s)
+
+
+def _answered_since(s: SessionState, item: Item) -> bool:
+    """Whether the user's next turn was committed after ``item``: its text is fixed then."""
+    items = s.history.items
+    if item not in items:
+        return True
+    return any(later.role == "user" for later in items[items.index(item) + 1 :])
+
+
+def _late_ack(s: SessionState, command: AckPlayback) -> None:
+    known = command.item_id is None or s.history.get(command.item_id) is not None
+    if not known or (command.response_id is None and command.item_id is None):
+        s.error(
+            ErrorCode.PLAYBACK_ITEM_NOT_FOUND,
+            "The acknowledged response or item is not known.",
+            event_id=command.event_id,
+            param="item_id",
+        )
+        return
+    s.emit(
+        PlaybackAcknowledged(
+            response_id=command.response_id or "",
+            item_id=command.item_id or "",
+            played_ms=max(0, command.played_ms),
+            history_committed=False,
+            note="superseded",
+        )
+    )

@@ -1,0 +1,149 @@
+"""The conversation: one list that serves wire items and prompt alike.
+
+Rules kept here: items never reorder by themselves; an assistant's text is what was heard, by the arithmetic of
+``heard.py``; a *soft* cut (estimated at an interruption) may be corrected later, a *hard* cut (the client's truncation) is
+a permanent maximum; the list is bounded: beyond ``max_items`` the oldest items are forgotten, beyond ``max_chars`` the
+oldest are left out of the prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from duologue.engine.duplex.core.heard import SpokenText
+from duologue.engine.duplex.events import AudioPart, ItemPart, ItemRole, ItemStatus, ItemView, TextPart
+from duologue.engine.duplex.plugin import HistoryEntry
+
+
+@dataclass(slots=True)
+class Item:
+    """One item. ``spoken`` is set for what an assistant said aloud, ``transcript`` for what a user did."""
+
+    item_id: str
+    role: ItemRole
+    status: ItemStatus = "completed"
+    texts: tuple[str, ...] = ()
+    audio_ms: int = 0
+    has_audio: bool = False
+    transcript: str | None = None
+    spoken: SpokenText | None = None
+    response_id: str | None = None
+    soft_cut_ms: float | None = None
+    hard_cut_ms: float | None = None
+    acked_ms: float = 0.0
+    ack_only: bool = False
+    answered: bool = True
+
+    @property
+    def cut_ms(self) -> float | None:
+        """Up to where the audio counts as heard; ``None``: all of it."""
+        cuts = [cut for cut in (self.soft_cut_ms, self.hard_cut_ms) if cut is not None]
+        if self.ack_only:
+            cuts.append(self.acked_ms)
+        return min(cuts) if cuts else None
+
+    def heard_text(self) -> str:
+        """The item's text as the prompt and the wire show it."""
+        if self.spoken is not None and self.has_audio:
+            cut = self.cut_ms
+            return self.spoken.text if cut is None else self.spoken.heard(int(cut))
+        if self.spoken is not None:
+            return self.spoken.text
+        if self.has_audio:
+            return self.transcript or ""
+        return "\n".join(self.texts)
+
+    def view(self) -> ItemView:
+        """A snapshot for events."""
+        parts: tuple[ItemPart, ...]
+        if self.has_audio:
+            transcript = self.heard_text() if self.spoken is not None else self.transcript
+            parts = (AudioPart(transcript=transcript, duration_ms=self._duration_ms()),)
+        elif self.spoken is not None:
+            parts = (TextPart(text=self.spoken.text),)
+        else:
+            parts = tuple(TextPart(text=text) for text in self.texts)
+        return ItemView(
+            item_id=self.item_id, role=self.role, status=self.status, parts=parts, response_id=self.response_id
+        )
+
+    def _duration_ms(self) -> int:
+        if self.spoken is None:
+            return self.audio_ms
+        cut = self.cut_ms
+        return self.spoken.audio_ms if cut is None else min(int(cut), self.spoken.audio_ms)
+
+
+@dataclass(slots=True)
+class History:
+    """Items in conversation order."""
+
+    max_items: int
+    max_chars: int
+    items: list[Item] = field(default_factory=list)
+    by_id: dict[str, Item] = field(default_factory=dict)
+    evicted: int = 0
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def last_id(self) -> str | None:
+        """Id of the last item, for ``previous_item_id``."""
+        return self.items[-1].item_id if self.items else None
+
+    def get(self, item_id: str) -> Item | None:
+        return self.by_id.get(item_id)
+
+    def append(self, item: Item) -> str | None:
+        """Add at the end; returns the id before it."""
+        previous = self.last_id()
+        self.items.append(item)
+        self.by_id[item.item_id] = item
+        self._evict()
+        return previous
+
+    def insert(self, item: Item, previous_item_id: str | None) -> str | None:
+        """Add after ``previous_item_id`` (``"root"``: first; ``None``: last). ``KeyError`` if it is unknown."""
+        if previous_item_id is None:
+            return self.append(item)
+        index = 0 if previous_item_id == "root" else self.items.index(self.by_id[previous_item_id]) + 1
+        self.items.insert(index, item)
+        self.by_id[item.item_id] = item
+        previous = self.items[index - 1].item_id if index else None
+        self._evict()
+        return previous
+
+    def remove(self, item_id: str) -> Item | None:
+        """Forget one item."""
+        item = self.by_id.pop(item_id, None)
+        if item is not None:
+            self.items.remove(item)
+        return item
+
+    def _evict(self) -> None:
+        while len(self.items) > self.max_items:
+            oldest = self.items.pop(0)
+            del self.by_id[oldest.item_id]
+            self.evicted += 1
+
+    def prompt(self, before: str | None = None) -> tuple[HistoryEntry, ...]:
+        """The conversation for the model, up to but without item ``before``. Empty turns are left out."""
+        entries: list[HistoryEntry] = []
+        chars = 0
+        stop = len(self.items)
+        if before is not None and before in self.by_id:
+            stop = self.items.index(self.by_id[before])
+        for item in reversed(self.items[:stop]):
+            text = item.heard_text()
+            if not text:
+                continue
+            chars += len(text)
+            if chars > self.max_chars:
+                break
+            entries.append(HistoryEntry(item_id=item.item_id, role=item.role, text=text))
+        entries.reverse()
+        return tuple(entries)
+
+    def unanswered(self) -> list[Item]:
+        """User items that no response has taken up yet."""
+        return [item for item in self.items if item.role == "user" and not item.answered]

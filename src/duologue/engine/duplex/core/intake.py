@@ -1,0 +1,205 @@
+"""Input audio on its way in: bounds, detection, and the order in which verdicts are applied.
+
+Rules kept here: an append is accepted whole or not at all; verdicts are applied in order, one request in flight; a commit
+waits for verdicts up to its position, a cancel never waits; which events arise depends on the samples alone, not on how
+they were cut into appends.
+"""
+
+from __future__ import annotations
+
+from duologue.config.session import SemanticVad
+from duologue.engine.duplex.core import resident, turns
+from duologue.engine.duplex.core.effects import Detect
+from duologue.engine.duplex.core.endpoint import FRAME_SAMPLES, Edge, EdgeKind
+from duologue.engine.duplex.core.items import AudioAppended, DetectorFailed, SpeechScored
+from duologue.engine.duplex.core.state import DETECTOR_RATE_HZ, FRAME_BYTES, SessionState
+from duologue.errors import ErrorCode
+
+_MAX_FRAMES = 64  # at most 2 s of audio in one detection request: a huge append must not starve other sessions
+_RECENT_BYTES = 8 * DETECTOR_RATE_HZ * 2  # what the turn classifier looks at
+_IDLE_KEEP_MS = 400  # beside the prefix: an onset may still be under confirmation in what arrived last
+_STARVATION_FACTOR = 2.0
+
+
+def append_audio(s: SessionState, item: AudioAppended) -> None:
+    """Accept one append, or refuse it whole."""
+    if s.phase != "open":
+        s.error(ErrorCode.SESSION_CLOSED, "The session is closing; the audio was not accepted.", event_id=item.event_id)
+        return
+    s.lease.touch(s.now)
+    limit = s.runtime.max_pending_input_bytes_per_session
+    held = s.held_input_bytes
+    if held + len(item.pcm) > limit:
+        _refuse(s, item, held, limit)
+        return
+    s.input_refused = False
+    s.audio.append(item.pcm)
+    s.last_append_at = s.now
+    s.append_ms.append(len(item.pcm) * 500.0 / s.audio.rate_hz)
+    s.arrivals.append((s.audio.end, s.now))
+    if not turns.apply_hints(s, item):
+        return
+    if s.detection.endpointer is not None:
+        _buffer_for_detection(s, item.pcm if item.detector_pcm is None else item.detector_pcm)
+        request_detection(s)
+    if s.resident_family and s.auto_responds:
+        resident.feed(s)
+
+
+def _refuse(s: SessionState, item: AudioAppended, held: int, limit: int) -> None:
+    # Once per episode: a client that floods is not flooded back. With an event id it waits for an answer, so it gets one.
+    if s.input_refused and item.event_id is None:
+        return
+    s.input_refused = True
+    s.error(
+        ErrorCode.INPUT_BACKPRESSURE,
+        f"The input buffer holds {held} bytes and may hold {limit}; this append of {len(item.pcm)} bytes was not "
+        "accepted. Commit or clear the buffer, then send it again.",
+        event_id=item.event_id,
+    )
+
+
+def _buffer_for_detection(s: SessionState, pcm: bytes) -> None:
+    detection = s.detection
+    detection.buffer += pcm
+    if s.audio.rate_hz != DETECTOR_RATE_HZ and isinstance(s.config.turn_detection, SemanticVad):
+        detection.recent += pcm
+        excess = len(detection.recent) - 2 * _RECENT_BYTES
+        if excess > 0:
+            del detection.recent[: len(detection.recent) - _RECENT_BYTES]
+
+
+def request_detection(s: SessionState) -> None:
+    """Ask for verdicts on what is buffered, unless a request is in flight."""
+    detection = s.detection
+    if detection.in_flight is not None or detection.endpointer is None or detection.classify is not None:
+        return
+    frames = min(len(detection.buffer) // FRAME_BYTES, _MAX_FRAMES)
+    if frames == 0:
+        return
+    pcm = bytes(detection.buffer[: frames * FRAME_BYTES])
+    del detection.buffer[: frames * FRAME_BYTES]
+    detection.numbers += 1
+    detection.in_flight = detection.numbers
+    detection.in_flight_frames = frames
+    s.do(Detect(number=detection.numbers, pcm=pcm, reset=detection.reset))
+    detection.reset = False
+
+
+def scores_arrived(s: SessionState, item: SpeechScored) -> None:
+    """Verdicts on the request in flight; a verdict on a voided one is dropped."""
+    detection = s.detection
+    if item.number != detection.in_flight:
+        return
+    detection.in_flight = None
+    # A short or long answer must not shift the clock: missing frames count as silence.
+    scores = item.probabilities[: detection.in_flight_frames]
+    detection.scores.extend(scores)
+    detection.scores.extend([0.0] * (detection.in_flight_frames - len(scores)))
+    detection.in_flight_frames = 0
+    drain(s)
+
+
+def detector_failed(s: SessionState, item: DetectorFailed) -> None:
+    """The detector is gone: say so once, go on without it. Input is kept for an explicit commit."""
+    detection = s.detection
+    if item.kind == "turn_end":
+        if item.number == detection.classify:
+            detection.classify = None
+            s.error(
+                ErrorCode.SEMANTIC_VAD_UNAVAILABLE,
+                "The turn-end classifier failed; turns now end by silence alone.",
+            )
+            drain(s)
+        return
+    if item.number != detection.in_flight:
+        return
+    detection.in_flight = None
+    detection.in_flight_frames = 0
+    detection.endpointer = None
+    detection.buffer.clear()
+    detection.scores.clear()
+    detection.classify = None
+    s.error(
+        ErrorCode.SERVER_VAD_UNAVAILABLE,
+        "Speech detection failed and is off for this session; commit turns explicitly, or send session.update.",
+    )
+    turns.resolve_commit_wait(s)
+
+
+def drain(s: SessionState) -> None:
+    """Consume verdicts in order, as far as nothing has to be waited for."""
+    detection = s.detection
+    while True:
+        endpointer = detection.endpointer
+        if endpointer is None or detection.classify is not None or not detection.scores:
+            break
+        if s.commit_wait is not None and endpointer.position >= s.commit_wait.position:
+            turns.resolve_commit_wait(s)
+            continue
+        edge = endpointer.feed(detection.scores.popleft())
+        if edge is not None:
+            _dispatch(s, edge)
+    turns.after_frames(s)
+    _trim(s)
+    request_detection(s)
+
+
+def _dispatch(s: SessionState, edge: Edge) -> None:
+    match edge.kind:
+        case EdgeKind.ONSET:
+            turns.onset(s, edge)
+        case EdgeKind.CANDIDATE:
+            turns.candidate(s, edge)
+        case EdgeKind.RESUMED:
+            turns.resumed(s)
+        case EdgeKind.STOP:
+            turns.stop(s, edge)
+
+
+def _trim(s: SessionState) -> None:
+    """While nobody speaks, keep only what an onset may still reach back to."""
+    detection = s.config.turn_detection
+    if s.turn is not None or s.detection.endpointer is None or detection is None or s.resident_family:
+        return
+    if s.commit_wait is not None:
+        return
+    keep = s.audio.samples(detection.prefix_padding_ms + detection.min_speech_ms + _IDLE_KEEP_MS)
+    s.audio.discard_to(s.frame_position(s.detection.endpointer.position) - keep)
+
+
+def void(s: SessionState) -> None:
+    """Void outstanding verdicts: the next frame starts afresh, on the same clock."""
+    detection = s.detection
+    endpointer = detection.endpointer
+    detection.classify = None
+    if endpointer is None:
+        return
+    endpointer.position = detection.received_frames
+    endpointer.reset_speech()
+    detection.scores.clear()
+    detection.in_flight = None
+    detection.in_flight_frames = 0
+    del detection.buffer[: len(detection.buffer) // FRAME_BYTES * FRAME_BYTES]
+    detection.reset = True
+
+
+def starvation_at(s: SessionState) -> float | None:
+    """When a turn whose input stopped must be ended; ``None`` while nobody speaks."""
+    if s.turn is None or s.last_append_at is None or s.detection.endpointer is None:
+        return None
+    longest_ms = max(s.append_ms, default=0.0)
+    return s.last_append_at + max(s.runtime.starvation_ms, _STARVATION_FACTOR * longest_ms) / 1000.0
+
+
+def recent_audio(s: SessionState, end: int, start: int) -> bytes:
+    """The last 8 s before ``end`` (samples at the model's rate), not before ``start``, at 16 kHz."""
+    if s.audio.rate_hz == DETECTOR_RATE_HZ:
+        low = max(start, end - _RECENT_BYTES // 2, s.audio.floor)
+        return s.audio.copy(low, end)
+    frames = s.detection.endpointer.position if s.detection.endpointer is not None else 0
+    behind = (s.detection.received_frames - frames) * FRAME_SAMPLES * 2 + len(s.detection.buffer) % FRAME_BYTES
+    recent = s.detection.recent
+    wanted = min(_RECENT_BYTES, (end - start) * DETECTOR_RATE_HZ // s.audio.rate_hz * 2)
+    stop = max(0, len(recent) - behind)
+    return bytes(recent[max(0, stop - wanted) : stop])

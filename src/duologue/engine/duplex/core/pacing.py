@@ -1,0 +1,120 @@
+"""Pacing: audio leaves when it is about to be played, and not earlier.
+
+Rules kept here: at most ``send_ahead_ms`` of unplayed audio is out; errors, tool calls, transcripts and terminals of
+sessions never wait; a backlog beyond the high-water mark pauses the stages that feed it.
+"""
+
+from __future__ import annotations
+
+from duologue.engine.duplex.core import answers
+from duologue.engine.duplex.core.effects import InvalidateOutput, SetPaused
+from duologue.engine.duplex.core.outbox import AudioEntry, DoneEntry
+from duologue.engine.duplex.core.responses import Response
+from duologue.engine.duplex.core.state import SessionState
+from duologue.engine.duplex.events import ResponseAudio
+
+
+def release(s: SessionState) -> None:
+    """Let everything leave whose time has come; remembers when the next piece is due."""
+    s.pace_at = None
+    outbox = s.outbox
+    while outbox.queue and not outbox.held and s.lease.attached:
+        entry = outbox.queue[0]
+        response = s.response
+        if response is None or entry.response_id != response.response_id:
+            outbox.queue.popleft()  # cannot happen; a stray entry must not block the line
+            continue
+        if isinstance(entry, DoneEntry):
+            outbox.queue.popleft()
+            response.advance("drained")
+            answers.finish(s, response, "completed")
+            _arm_idle(s)
+            answers.promote(s)
+        elif not _release_audio(s, response, entry):
+            break
+    _mind_backlog(s)
+
+
+def _release_audio(s: SessionState, response: Response, entry: AudioEntry) -> bool:
+    """Let one slice leave; false if it is not due yet."""
+    playback = s.playback
+    slice_ms = min(entry.rest_ms, float(s.runtime.audio_delta_ms))
+    send_ahead_ms = s.runtime.send_ahead_ms
+    position = playback.position(s.now)
+    ahead_ms = playback.released_ms - position
+    if send_ahead_ms is not None and ahead_ms > 0 and ahead_ms + slice_ms > send_ahead_ms + 0.01:
+        # None while the clock waits for the socket: taking what is out moves it, and comes back here.
+        s.pace_at = playback.reaches_at(playback.released_ms + slice_ms - send_ahead_ms)
+        return False
+    if send_ahead_ms is None and s.outbox.released_bytes > s.runtime.max_pending_output_bytes_per_session // 2:
+        return False  # the socket is the pace
+    audio, duration_ms, text = s.outbox.slice(entry, s.runtime.audio_delta_ms)
+    if response.base_ms is None:
+        response.base_ms = playback.released_ms
+    start_ms = response.released_ms
+    response.released_ms += duration_ms
+    playback.released_ms += duration_ms
+    s.emit(
+        ResponseAudio(
+            response_id=response.response_id,
+            item_id=response.item.item_id,
+            epoch=response.epoch,
+            audio=audio,
+            rate_hz=entry.rate_hz,
+            start_ms=int(start_ms),
+            duration_ms=round(duration_ms),
+            text=text,
+        ),
+        audio_ms=duration_ms,
+        response_id=response.response_id,
+    )
+    return not s.overflowed
+
+
+def _mind_backlog(s: SessionState) -> None:
+    response = s.response
+    record = s.requests.get(response.request_id) if response is not None and response.request_id else None
+    if record is None:
+        return
+    high = s.runtime.max_backlog_ms
+    if not record.paused and s.outbox.backlog_ms >= high:
+        record.paused = True
+        s.do(SetPaused(request_id=record.request_id, paused=True))
+    elif record.paused and s.outbox.backlog_ms < high / 2:
+        record.paused = False
+        s.do(SetPaused(request_id=record.request_id, paused=False))
+
+
+def taken(s: SessionState, number: int) -> None:
+    """The socket has everything up to ``number``."""
+    audio_ms = s.outbox.take(number)
+    if audio_ms > 0.0:
+        s.playback.taken(audio_ms, s.now)
+        release(s)
+    elif s.outbox.queue and s.pace_at is None:
+        release(s)
+
+
+def withdraw(s: SessionState, response: Response) -> float:
+    """Nothing more of ``response`` may be sent; returns the milliseconds of it that were heard."""
+    heard_ms = response.heard_ms(s.playback.position(s.now))
+    s.outbox.remove(response.response_id)
+    untaken_ms = s.outbox.withdraw(response.response_id)
+    s.playback.released_ms -= untaken_ms
+    response.released_ms -= untaken_ms
+    s.do(InvalidateOutput(response_id=response.response_id))
+    s.pace_at = None
+    if response.item.has_audio and response.spoken.audio_samples:
+        response.item.soft_cut_ms = min(heard_ms, response.released_ms)
+    return heard_ms
+
+
+def _arm_idle(s: SessionState) -> None:
+    """After an answer the user has ``idle_timeout_ms`` once it has been played."""
+    detection = s.config.turn_detection
+    timeout_ms = getattr(detection, "idle_timeout_ms", None)
+    if timeout_ms is None or s.turn is not None:
+        s.idle_at = None
+        return
+    ends_at = s.playback.ends_at()
+    s.idle_at = max(s.now, ends_at if ends_at is not None else s.now) + timeout_ms / 1000.0

@@ -1,0 +1,132 @@
+"""Resident models: one resumable request per epoch that is fed unit by unit, and silence when there is nothing else.
+
+Rules kept here: units are cut exactly, whatever the appends were; no silence is fed while real input waits; an answer goes
+on to its end or is closed, and never needs more client audio for that.
+"""
+
+from __future__ import annotations
+
+from duologue.engine.duplex.commands import ResponseOptions
+from duologue.engine.duplex.core import answers, submission
+from duologue.engine.duplex.core.requests import StageRequestRecord
+from duologue.engine.duplex.core.responses import Response
+from duologue.engine.duplex.core.state import CommittedTurn, SessionState
+from duologue.engine.duplex.core.tail import PendingAppend
+from duologue.engine.duplex.events import ResponseListen
+
+
+def _unit_bytes(s: SessionState) -> int:
+    return s.audio.samples(s.capabilities.unit_ms) * 2
+
+
+def _record(s: SessionState) -> StageRequestRecord:
+    """The request of this epoch, opened with its first unit."""
+    for record in s.requests.records.values():
+        if record.purpose == "resident":
+            return record
+    return answers.open_request(s, "resident", None)
+
+
+def _enqueue(
+    s: SessionState, audio: bytes, *, silence: bool = False, final: bool = False, listen: bool = False
+) -> None:
+    record = _record(s)
+    s.tail.enqueue(
+        PendingAppend(
+            request_id=record.request_id,
+            fence=s.fences.current,
+            audio=audio,
+            final=final,
+            respond=True,
+            silence=silence,
+            force_listen=listen,
+        )
+    )
+
+
+def feed(s: SessionState) -> None:
+    """Hand every whole unit of the input to the model."""
+    audio = s.audio
+    buffer = s.resident.buffer
+    if audio.end > audio.floor:
+        buffer += audio.copy(audio.floor, audio.end)
+        audio.consume_to(audio.end)
+    unit = _unit_bytes(s)
+    if unit == 0:
+        if buffer:
+            _enqueue(s, bytes(buffer))
+            buffer.clear()
+    else:
+        whole = len(buffer) // unit * unit
+        for start in range(0, whole, unit):
+            _enqueue(s, bytes(buffer[start : start + unit]))
+        del buffer[:whole]
+    submission.pump(s)
+
+
+def commit(s: SessionState, committed: CommittedTurn, *, create_response: bool) -> None:
+    """A client ends a turn of a resident model: flush it, the last unit padded with silence."""
+    item = s.history.get(committed.item_id)
+    if item is not None:
+        item.answered = create_response
+    del s.committed[committed.item_id]
+    buffer = s.resident.buffer
+    buffer += committed.audio
+    unit = _unit_bytes(s)
+    if unit and len(buffer) % unit:
+        buffer += bytes(unit - len(buffer) % unit)
+    step = unit or len(buffer)
+    for start in range(0, len(buffer), step):
+        _enqueue(s, bytes(buffer[start : start + step]), final=start + step >= len(buffer))
+    buffer.clear()
+    if create_response and s.response is None:
+        answers.new_response(s, committed.item_id, ResponseOptions(), _record(s))
+    submission.pump(s)
+
+
+def begin_response(s: SessionState, record: StageRequestRecord) -> Response:
+    """The model began to speak by itself."""
+    return answers.new_response(s, None, ResponseOptions(), record)
+
+
+def continue_response(s: SessionState, record: StageRequestRecord) -> None:
+    """The model is not done with its turn: keep its clock running."""
+    del record
+    if s.response is not None:
+        s.silence.want(s.now, s.response.response_id)
+
+
+def continuation_due(s: SessionState) -> None:
+    """A unit of silence is due, unless something better is there to feed."""
+    response = s.response
+    silence = s.silence
+    if response is None or silence.owner != response.response_id or not response.generating or s.phase != "open":
+        silence.stop()
+        return
+    if not s.tail.idle or s.tail.orphans:
+        # Real input is on its way; its acceptance re-anchors the schedule. Look again after one period.
+        silence.due_at = s.now + silence.period_s
+        return
+    limit = s.capabilities.max_silence_units
+    if silence.units >= limit:
+        s.emit(ResponseListen(reason="continuation_limit", response_id=response.response_id))
+        answers.generated(s, response)
+        s.fences.complete_turn(s.fences.turn_id)
+        return
+    unit = _unit_bytes(s) or s.audio.samples(s.capabilities.chunk_period_ms) * 2
+    silence.take()
+    buffer = s.resident.buffer
+    if buffer:
+        # Input that fills no unit must not wait for ever, nor be overtaken by silence: pad it to one.
+        audio = bytes(buffer) + bytes(max(0, unit - len(buffer)))
+        buffer.clear()
+        _enqueue(s, audio)
+    else:
+        _enqueue(s, bytes(unit), silence=True, listen=silence.units >= limit)
+    submission.pump(s)
+
+
+def give_back(s: SessionState, failed: list[PendingAppend]) -> None:
+    """Units that no stage took return to the front of the input, in order."""
+    audio = b"".join(append.audio for append in failed if not append.silence)
+    s.resident.buffer[:0] = audio

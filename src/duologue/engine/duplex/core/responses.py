@@ -1,0 +1,61 @@
+"""One answer of the assistant, from its creation to its one terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from duologue.config.session import Modality, SessionConfig
+from duologue.engine.duplex.commands import ResponseOptions
+from duologue.engine.duplex.core.heard import SpokenText
+from duologue.engine.duplex.core.history import Item
+from duologue.engine.duplex.core.tables import RESPONSE, advance
+
+OPEN_STATES = frozenset({"created", "speaking", "draining"})
+
+
+@dataclass(slots=True)
+class Response:
+    """``config`` is the configuration it was created under; a later update does not touch it.
+
+    ``base_ms`` is where its audio begins on the session's playback line, once the first of it was released;
+    ``released_ms`` how much of it was.
+    """
+
+    response_id: str
+    item: Item
+    epoch: int
+    turn_id: int
+    config: SessionConfig
+    modality: Modality
+    options: ResponseOptions
+    created_at: float
+    state: str = "created"
+    request_id: str | None = None
+    spoken: SpokenText = field(default_factory=SpokenText)
+    base_ms: float | None = None
+    released_ms: float = 0.0
+    output_tokens: int = 0
+    turn_audio_ms: int = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether its terminal is still to come."""
+        return self.state in OPEN_STATES
+
+    @property
+    def generating(self) -> bool:
+        return self.state in ("created", "speaking")
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        return self.options.metadata
+
+    def advance(self, event: str) -> None:
+        self.state = advance(RESPONSE, self.state, event)
+
+    def heard_ms(self, position_ms: float) -> float:
+        """How much of it was heard when the playback line is at ``position_ms``."""
+        if self.base_ms is None:
+            return 0.0
+        return min(max(0.0, position_ms - self.base_ms), self.released_ms)

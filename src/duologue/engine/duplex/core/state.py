@@ -1,0 +1,245 @@
+"""All of a session's state in one place, and the few operations that every part of the core needs.
+
+Rules kept here: state is touched by functions of this package only, inside one ``step``; effects are appended in the order
+in which the shell must carry them out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from duologue.config.session import SessionConfig
+from duologue.config.stage_config import DuplexSessionRuntimeConfig
+from duologue.engine.duplex.commands import ResponseOptions
+from duologue.engine.duplex.core.audio import AudioLedger
+from duologue.engine.duplex.core.effects import Effect, Emit
+from duologue.engine.duplex.core.endpoint import FRAME_SAMPLES, Endpointer
+from duologue.engine.duplex.core.fences import Fences
+from duologue.engine.duplex.core.history import History
+from duologue.engine.duplex.core.lease import Lease
+from duologue.engine.duplex.core.outbox import Outbox
+from duologue.engine.duplex.core.overlap import Overlap
+from duologue.engine.duplex.core.playback import PlaybackClock
+from duologue.engine.duplex.core.requests import RequestTable
+from duologue.engine.duplex.core.responses import Response
+from duologue.engine.duplex.core.silence import SilenceClock
+from duologue.engine.duplex.core.tables import TURN, advance
+from duologue.engine.duplex.core.tail import AppendTail
+from duologue.engine.duplex.events import (
+    ErrorRaised,
+    ResponseAudio,
+    ResponseDone,
+    SessionClosed,
+    SessionEvent,
+    SessionExpired,
+)
+from duologue.engine.duplex.plugin import ModelCapabilities
+from duologue.errors import ErrorCode
+from duologue.ids import IdSource
+
+DETECTOR_RATE_HZ = 16_000
+FRAME_BYTES = FRAME_SAMPLES * 2
+_EVENT_BYTES = 400  # what a frame around a payload takes, roughly: the bound need not be exact
+_RESERVE_EVENTS = 8
+_RESERVE_BYTES = 64 * 1024
+
+
+@dataclass(slots=True)
+class UserTurn:
+    """Speech of the user that is not committed yet. Positions in samples at the model's rate.
+
+    ``request_id`` is the stage request that already hears it, if any, and ``sent_to`` how far.
+    """
+
+    item_id: str
+    start: int
+    onset: int
+    onset_at: float
+    state: str = "speaking"
+    announced: bool = False
+    end: int | None = None
+    request_id: str | None = None
+    sent_to: int = 0
+    partial: str | None = None
+
+    def advance(self, event: str) -> None:
+        self.state = advance(TURN, self.state, event)
+
+
+@dataclass(slots=True)
+class CommittedTurn:
+    """A user turn that became an item; its audio is kept until a stage has taken and transcribed it."""
+
+    item_id: str
+    audio: bytes
+    request_id: str | None = None
+    sent_bytes: int = 0
+    transcribing: str | None = None
+
+
+@dataclass(slots=True)
+class WantedAnswer:
+    """An answer that waits for the response in progress."""
+
+    item_id: str | None
+    options: ResponseOptions
+
+
+@dataclass(slots=True)
+class CommitWait:
+    """An explicit commit that waits for verdicts up to ``position`` (frames)."""
+
+    position: int
+    event_id: str | None
+    create_response: bool
+
+
+@dataclass(slots=True)
+class Detection:
+    """The session's side of speech detection: what is buffered, in flight, and not yet consumed."""
+
+    endpointer: Endpointer | None = None
+    buffer: bytearray = field(default_factory=bytearray)
+    recent: bytearray = field(default_factory=bytearray)
+    scores: deque[float] = field(default_factory=deque)
+    numbers: int = 0
+    in_flight: int | None = None
+    in_flight_frames: int = 0
+    classify: int | None = None
+    classify_silence_ms: int = 0
+    reset: bool = True
+
+    @property
+    def received_frames(self) -> int:
+        """Frames received since the session began, verdict or not."""
+        position = self.endpointer.position if self.endpointer is not None else 0
+        return position + len(self.scores) + self.in_flight_frames + len(self.buffer) // FRAME_BYTES
+
+
+@dataclass(slots=True)
+class ResidentInput:
+    """Input of a resident model: audio that does not fill a unit yet."""
+
+    buffer: bytearray = field(default_factory=bytearray)
+
+
+@dataclass(slots=True)
+class SessionState:
+    """See the modules of each ledger for its rules."""
+
+    session_id: str
+    config: SessionConfig
+    runtime: DuplexSessionRuntimeConfig
+    capabilities: ModelCapabilities
+    ids: IdSource
+    fences: Fences
+    audio: AudioLedger
+    history: History
+    lease: Lease
+    silence: SilenceClock
+    now: float
+    phase: str = "new"
+    config_generation: int = 0
+    detection: Detection = field(default_factory=Detection)
+    tail: AppendTail = field(default_factory=AppendTail)
+    requests: RequestTable = field(default_factory=RequestTable)
+    outbox: Outbox = field(default_factory=Outbox)
+    playback: PlaybackClock = field(default_factory=PlaybackClock)
+    resident: ResidentInput = field(default_factory=ResidentInput)
+    turn: UserTurn | None = None
+    overlap: Overlap | None = None
+    commit_wait: CommitWait | None = None
+    committed: dict[str, CommittedTurn] = field(default_factory=dict)
+    wanted: deque[WantedAnswer] = field(default_factory=deque)
+    response: Response | None = None
+    last_response: Response | None = None
+    arrivals: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=64))
+    append_ms: deque[float] = field(default_factory=lambda: deque(maxlen=16))
+    last_append_at: float | None = None
+    judging: int | None = None
+    judged_config: SessionConfig | None = None
+    judge_numbers: int = 0
+    judge_event_id: str | None = None
+    spoke: bool = False
+    overflowed: bool = False
+    input_refused: bool = False
+    pace_at: float | None = None
+    transcript_wait: float | None = None
+    idle_at: float | None = None
+    close_kind: Literal["closed", "expired"] = "closed"
+    close_reason: str = ""
+    close_fault: ErrorCode | None = None
+    cleanup_started: bool = False
+    terminal_sent: bool = False
+    cleanup_released: bool | None = None
+    effects: list[Effect] = field(default_factory=list)
+
+    # -- small views ------------------------------------------------------------------------------------------------
+
+    @property
+    def auto_responds(self) -> bool:
+        """The model decides by itself when to speak."""
+        return self.capabilities.family == "resident" and (
+            self.config.auto_response or not self.capabilities.supports_client_commit
+        )
+
+    @property
+    def resident_family(self) -> bool:
+        return self.capabilities.family == "resident"
+
+    @property
+    def held_input_bytes(self) -> int:
+        """Input audio held anywhere in the session."""
+        committed = sum(len(turn.audio) for turn in self.committed.values())
+        return self.audio.buffered_bytes + committed + self.tail.held_bytes + len(self.resident.buffer)
+
+    @property
+    def answering(self) -> bool:
+        """Whether an answer is being generated, waits to be sent, or still plays."""
+        return self.response is not None or self.playback.playing(self.now)
+
+    def frame_position(self, frame: int) -> int:
+        """Samples at the model's rate at the beginning of detector frame ``frame``."""
+        return min(self.audio.end, frame * FRAME_SAMPLES * self.audio.rate_hz // DETECTOR_RATE_HZ)
+
+    # -- effects ----------------------------------------------------------------------------------------------------
+
+    def do(self, effect: Effect) -> None:
+        self.effects.append(effect)
+
+    def emit(self, event: SessionEvent, *, audio_ms: float = 0.0, response_id: str | None = None) -> None:
+        """Let ``event`` leave, within the bounds on what was not yet taken."""
+        if self.terminal_sent:
+            return
+        outbox = self.outbox
+        size = _EVENT_BYTES
+        if type(event) is ResponseAudio:
+            size += len(event.audio) * 4 // 3
+        waiting = len(outbox.released)
+        if waiting >= self.runtime.max_pending_output_events_per_session or (
+            outbox.released_bytes + size > self.runtime.max_pending_output_bytes_per_session
+        ):
+            self.overflowed = True
+            if isinstance(event, SessionClosed | SessionExpired):
+                pass  # the terminal has a place of its own
+            elif not isinstance(event, ErrorRaised | ResponseDone) or (
+                waiting >= self.runtime.max_pending_output_events_per_session + _RESERVE_EVENTS
+                or outbox.released_bytes + size > self.runtime.max_pending_output_bytes_per_session + _RESERVE_BYTES
+            ):
+                return
+        number = outbox.release(size, audio_ms, response_id)
+        self.effects.append(Emit(number=number, event=event))
+
+    def error(
+        self,
+        code: ErrorCode,
+        message: str,
+        *,
+        event_id: str | None = None,
+        param: str | None = None,
+        response_id: str | None = None,
+    ) -> None:
+        """Tell the client what was wrong; nothing else changes."""
+        self.emit(ErrorRaised(code=code, message=message, event_id=event_id, param=param, response_id=response_id))

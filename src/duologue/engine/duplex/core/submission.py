@@ -1,0 +1,137 @@
+"""Submissions: from the tail to the stage, one at a time, and what acceptance and failure mean.
+
+Rules kept here: sequence numbers are committed on acceptance, so they have no gaps; whatever a voided submission started
+at a stage is aborted when its acceptance arrives; an answer waits (as state, bounded) for the transcripts of earlier turns
+that its prompt needs.
+"""
+
+from __future__ import annotations
+
+from duologue.engine.duplex.core import answers, resident
+from duologue.engine.duplex.core.effects import AbortRequests, SubmitAppend
+from duologue.engine.duplex.core.items import AppendAccepted, AppendFailed
+from duologue.engine.duplex.core.requests import StageRequestRecord
+from duologue.engine.duplex.core.state import SessionState
+from duologue.engine.duplex.core.tail import PendingAppend
+from duologue.engine.duplex.plugin import HistoryEntry
+from duologue.errors import ErrorCode
+
+TRANSCRIPT_WAIT_S = 2.0
+
+
+def enqueue(s: SessionState, append: PendingAppend) -> None:
+    """Add to the tail and submit it if its turn has come."""
+    s.tail.enqueue(append)
+    pump(s)
+
+
+def pump(s: SessionState) -> None:
+    """Submit the head of the tail if nothing is in flight and nothing must be waited for."""
+    tail = s.tail
+    if tail.blocked or not tail.queue or s.phase != "open":
+        return
+    head = tail.queue[0]
+    record = s.requests.get(head.request_id)
+    if record is None:
+        # Its request ended meanwhile (aborted or failed); nothing refers to this piece any more.
+        tail.void(head.request_id)
+        pump(s)
+        return
+    if head.final and head.respond and _must_wait(s, head):
+        return
+    append = tail.next()
+    if append is not None:
+        s.do(_submission(s, append, record))
+
+
+def _must_wait(s: SessionState, head: PendingAppend) -> bool:
+    """Whether an earlier turn's transcript is under way that this prompt needs."""
+    missing = any(
+        turn.transcribing is not None and turn.transcribing in s.requests.records and turn.item_id != head.item_id
+        for turn in s.committed.values()
+    )
+    if not missing:
+        s.transcript_wait = None
+        return False
+    if s.transcript_wait is None:
+        s.transcript_wait = s.now + TRANSCRIPT_WAIT_S
+    if s.now >= s.transcript_wait:
+        s.transcript_wait = None
+        return False
+    return True
+
+
+def _submission(s: SessionState, append: PendingAppend, record: StageRequestRecord) -> SubmitAppend:
+    response = s.response
+    config = s.config
+    instructions = config.instructions
+    history: tuple[HistoryEntry, ...] = ()
+    if response is not None and record.response_id == response.response_id:
+        config = response.config
+        instructions = response.options.instructions or config.instructions
+    if append.final or s.resident_family:
+        history = s.history.prompt(before=append.item_id)
+    same_turn = append.fence.turn_id == s.fences.turn_id
+    return SubmitAppend(
+        number=append.number,
+        request_id=append.request_id,
+        fence=append.fence,
+        seq=s.fences.seq + 1,
+        turn_seq=s.fences.turn_seq + 1 if same_turn else 1,
+        audio=append.audio,
+        first=not record.submitted,
+        final=append.final,
+        respond=append.respond,
+        silence=append.silence,
+        force_listen=append.force_listen,
+        history=history,
+        config=config,
+        config_generation=s.config_generation,
+        instructions=instructions,
+    )
+
+
+def accepted(s: SessionState, item: AppendAccepted) -> None:
+    """The stage has it."""
+    append = s.tail.settle(item.number, accepted=True)
+    if append is None:
+        _undo_orphan(s, item.number)
+        return
+    record = s.requests.get(append.request_id)
+    if record is not None:
+        record.submitted = True
+    s.fences.commit(append.fence)
+    s.lease.touch(s.now)
+    if s.resident_family:
+        s.silence.accepted(item.submitted_at, silence=append.silence)
+    append.audio = b""
+    pump(s)
+
+
+def _undo_orphan(s: SessionState, number: int) -> None:
+    request_id = s.tail.orphan(number)
+    if request_id is not None and request_id not in s.requests.records:
+        # The abort may have overtaken the submission: say it again now that the stage certainly knows the request.
+        s.do(AbortRequests(request_ids=(request_id,)))
+    pump(s)
+
+
+def failed(s: SessionState, item: AppendFailed) -> None:
+    """The stage did not take it: nothing behind it is submitted either, and the audio is kept for another try."""
+    append = s.tail.settle(item.number, accepted=False)
+    if append is None:
+        _undo_orphan(s, item.number)
+        return
+    behind = [append, *s.tail.queue]
+    s.tail.void()
+    if s.resident_family:
+        resident.give_back(s, behind)
+    requests = list(dict.fromkeys(entry.request_id for entry in behind))
+    known = tuple(request_id for request_id in requests if s.requests.get(request_id) is not None)
+    if known:
+        s.do(AbortRequests(request_ids=known))
+    for request_id in known:
+        record = s.requests.remove(request_id)
+        if record is not None:
+            answers.request_lost(s, record, ErrorCode.RUNTIME_APPEND_FAILED, item.message)
+    pump(s)

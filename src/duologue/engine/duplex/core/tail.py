@@ -1,0 +1,110 @@
+"""The append tail: submissions in wire order, one at a time.
+
+Rules kept here: what was queued first is submitted first; while one is in flight the others wait as state, not as tasks;
+a failure takes everything queued behind it along; a voided submission that is already in flight becomes an *orphan*,
+whose acceptance must be undone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from duologue.engine.duplex.contracts import DuplexFence
+from duologue.engine.duplex.core.tables import APPEND, advance
+
+
+@dataclass(slots=True)
+class PendingAppend:
+    """One piece of input on its way. ``audio`` is given up once the piece is settled."""
+
+    request_id: str
+    fence: DuplexFence
+    audio: bytes
+    final: bool
+    respond: bool
+    silence: bool = False
+    force_listen: bool = False
+    item_id: str | None = None
+    number: int = 0
+    state: str = "queued"
+
+
+@dataclass(slots=True)
+class AppendTail:
+    """``numbers`` counts submissions of the session; ``orphans`` maps numbers in flight that nobody waits for."""
+
+    queue: deque[PendingAppend] = field(default_factory=deque)
+    in_flight: PendingAppend | None = None
+    orphans: dict[int, str] = field(default_factory=dict)
+    numbers: int = 0
+    accepted: int = 0
+    failed: int = 0
+    voided: int = 0
+
+    @property
+    def idle(self) -> bool:
+        return self.in_flight is None and not self.queue
+
+    @property
+    def blocked(self) -> bool:
+        """Whether something is on its way to the stage: an orphan too, since order must hold across it."""
+        return self.in_flight is not None or bool(self.orphans)
+
+    @property
+    def held_bytes(self) -> int:
+        """Audio bytes that the tail holds."""
+        held = sum(len(append.audio) for append in self.queue)
+        return held + (len(self.in_flight.audio) if self.in_flight is not None else 0)
+
+    def enqueue(self, append: PendingAppend) -> None:
+        self.queue.append(append)
+
+    def next(self) -> PendingAppend | None:
+        """The append to submit now, if one is due; it is in flight from here on."""
+        if self.blocked or not self.queue:
+            return None
+        append = self.queue.popleft()
+        self.numbers += 1
+        append.number = self.numbers
+        append.state = advance(APPEND, append.state, "submitted")
+        self.in_flight = append
+        return append
+
+    def settle(self, number: int, *, accepted: bool) -> PendingAppend | None:
+        """The answer to submission ``number``; ``None`` if it was voided meanwhile (see :meth:`orphan`)."""
+        append = self.in_flight
+        if append is None or append.number != number:
+            return None
+        append.state = advance(APPEND, append.state, "accepted" if accepted else "rejected")
+        self.in_flight = None
+        if accepted:
+            self.accepted += 1
+        else:
+            self.failed += 1
+        return append
+
+    def orphan(self, number: int) -> str | None:
+        """Forget an orphan; returns its request id, which must be aborted (again)."""
+        return self.orphans.pop(number, None)
+
+    def void(self, request_id: str | None = None) -> int:
+        """Drop what is queued (of one request, or all); returns the audio bytes dropped."""
+        kept: deque[PendingAppend] = deque()
+        dropped = 0
+        for append in self.queue:
+            if request_id is None or append.request_id == request_id:
+                append.state = advance(APPEND, append.state, "voided")
+                dropped += len(append.audio)
+                self.voided += 1
+            else:
+                kept.append(append)
+        self.queue = kept
+        current = self.in_flight
+        if current is not None and (request_id is None or current.request_id == request_id):
+            current.state = advance(APPEND, current.state, "voided")
+            dropped += len(current.audio)
+            self.orphans[current.number] = current.request_id
+            self.in_flight = None
+            self.voided += 1
+        return dropped

@@ -1,0 +1,433 @@
+"""The user's turns: onset, candidate pause, provisional end, commit, and speech during an answer.
+
+Rules kept here: a provisional turn sends nothing and is dropped when speech resumes; a commit consumes exactly the audio
+of its turn; speech during an answer is announced only together with the decision to barge in.
+"""
+
+from __future__ import annotations
+
+from duologue.engine.duplex.commands import ResponseOptions
+from duologue.engine.duplex.core import answers, cancel, intake, pacing, resident, submission
+from duologue.engine.duplex.core.effects import ClassifyTurn
+from duologue.engine.duplex.core.endpoint import FRAME_MS, Edge
+from duologue.engine.duplex.core.history import Item
+from duologue.engine.duplex.core.items import AudioAppended, TurnClassified
+from duologue.engine.duplex.core.overlap import Overlap, Verdict, decide_overlap
+from duologue.engine.duplex.core.state import CommittedTurn, CommitWait, SessionState, UserTurn
+from duologue.engine.duplex.events import InputCommitted, OverlapDecided, SpeechStarted, SpeechStopped
+from duologue.errors import ErrorCode
+
+MIN_COMMIT_MS = 100
+_BARGE_HINTS = frozenset({"barge_in", "interrupt", "cancel"})
+_DROP_HINTS = frozenset({"drop", "ignore", "silence"})
+
+
+# -- edges of the detector ----------------------------------------------------------------------------------------------
+
+
+def onset(s: SessionState, edge: Edge) -> None:
+    """Speech is confirmed; it began at ``edge.at``."""
+    detection = s.config.turn_detection
+    if detection is None:
+        return
+    position = max(s.audio.floor, s.frame_position(edge.at))
+    start = max(s.audio.floor, position - s.audio.samples(detection.prefix_padding_ms))
+    turn = UserTurn(
+        item_id=f"item_{s.ids.next_hex()}",
+        start=start,
+        onset=position,
+        onset_at=_arrival(s, position),
+        sent_to=start,
+    )
+    s.turn = turn
+    s.idle_at = None
+    if not s.answering:
+        announce(s, turn)
+        return
+    target = s.response or s.last_response
+    s.overlap = Overlap(
+        response_id=target.response_id if target is not None else "",
+        onset=position,
+        onset_at=turn.onset_at,
+        confirmed_at=s.now,
+        decide_at=s.now + s.config.overlap_decide_ms / 1000.0,
+    )
+    s.outbox.held = True
+    unheard = s.response is not None and s.response.base_ms is None and not s.playback.playing(s.now)
+    evaluate_overlap(s, waited=unheard)
+
+
+def _arrival(s: SessionState, position: int) -> float:
+    for end, at in s.arrivals:
+        if end >= position:
+            return at
+    return s.now
+
+
+def announce(s: SessionState, turn: UserTurn) -> None:
+    """Tell the client that the user speaks; once per turn, backdated to its onset."""
+    if not turn.announced:
+        turn.announced = True
+        s.emit(SpeechStarted(item_id=turn.item_id, audio_start_ms=s.audio.ms(turn.start)))
+
+
+def candidate(s: SessionState, edge: Edge) -> None:
+    """A pause that may be the end: have it judged, and begin the answer on the quiet."""
+    turn = s.turn
+    if turn is None:
+        return
+    if turn.state == "speaking":
+        turn.advance("candidate")
+        turn.end = s.frame_position(edge.at)
+        if s.overlap is None:
+            answers.begin_provisional(s, turn)
+    detection = s.detection
+    detection.numbers += 1
+    detection.classify = detection.numbers
+    detection.classify_silence_ms = edge.silence_ms
+    s.do(
+        ClassifyTurn(
+            number=detection.numbers,
+            pcm=intake.recent_audio(s, s.frame_position(edge.at), turn.start),
+        )
+    )
+
+
+def classified(s: SessionState, item: TurnClassified) -> None:
+    """The verdict on the pause in question."""
+    detection = s.detection
+    endpointer = detection.endpointer
+    if item.number != detection.classify:
+        return
+    detection.classify = None
+    turn = s.turn
+    if (
+        turn is not None
+        and endpointer is not None
+        # NaN compares false, so a broken verdict waits for the silence time-out.
+        and item.probability >= endpointer.completion(detection.classify_silence_ms)
+    ):
+        endpointer.reset_speech()
+        end_turn(s, turn)
+    intake.drain(s)
+
+
+def resumed(s: SessionState) -> None:
+    """The user goes on: what was begun for the pause is void, and nobody has heard of it."""
+    turn = s.turn
+    if turn is None:
+        return
+    if turn.state == "provisional":
+        turn.advance("resumed")
+    turn.end = None
+    answers.drop_turn_request(s, turn)
+
+
+def stop(s: SessionState, edge: Edge) -> None:
+    """Silence was long enough."""
+    turn = s.turn
+    if turn is None:
+        return
+    if turn.end is None:
+        turn.end = s.frame_position(edge.at)
+    end_turn(s, turn)
+
+
+def end_turn(s: SessionState, turn: UserTurn) -> None:
+    """The detector ends the user's turn at ``turn.end`` (now, if it is not set)."""
+    detection = s.config.turn_detection
+    create_response = detection is None or detection.create_response
+    if turn.end is None:
+        turn.end = s.audio.end
+    if s.overlap is not None and not _settle_overlap_at_end(s, turn):
+        return
+    if s.resident_family and s.auto_responds:
+        # The model hears everything and decides by itself: the detector only reports.
+        turn.advance("committed")
+        s.turn = None
+        if turn.announced:
+            s.emit(SpeechStopped(item_id=turn.item_id, audio_end_ms=s.audio.ms(turn.end)))
+        return
+    if len(s.wanted) >= s.runtime.max_pending_turns_per_session:
+        drop_turn(s, turn)
+        s.error(
+            ErrorCode.INPUT_BACKPRESSURE,
+            f"{len(s.wanted)} turns wait for an answer, which is the limit; this turn was not accepted.",
+        )
+        return
+    commit_turn(s, turn, create_response=create_response)
+
+
+def drop_turn(s: SessionState, turn: UserTurn) -> None:
+    """Forget the turn with its audio."""
+    answers.drop_turn_request(s, turn)
+    turn.advance("dropped")
+    s.turn = None
+    s.audio.discard_to(turn.end if turn.end is not None else s.audio.end)
+
+
+def commit_turn(s: SessionState, turn: UserTurn, *, create_response: bool) -> None:
+    """Make the turn an item and have it answered, or at least transcribed."""
+    end = turn.end if turn.end is not None else s.audio.end
+    turn.advance("committed")
+    s.turn = None
+    if turn.announced:
+        s.emit(SpeechStopped(item_id=turn.item_id, audio_end_ms=s.audio.ms(end)))
+    commit_audio(
+        s,
+        item_id=turn.item_id,
+        start=turn.start,
+        end=end,
+        create_response=create_response,
+        request_id=turn.request_id,
+        sent_to=turn.sent_to,
+    )
+
+
+def commit_audio(
+    s: SessionState,
+    *,
+    item_id: str,
+    start: int,
+    end: int,
+    create_response: bool,
+    request_id: str | None = None,
+    sent_to: int = 0,
+) -> None:
+    """Consume ``[start, end)`` as one user item."""
+    audio = s.audio.copy(start, end)
+    s.audio.discard_to(start)
+    s.audio.consume_to(end)
+    item = Item(item_id=item_id, role="user", has_audio=True, audio_ms=(end - start) * 1000 // s.audio.rate_hz)
+    item.answered = False
+    previous = s.history.append(item)
+    committed = CommittedTurn(
+        item_id=item_id, audio=audio, request_id=request_id, sent_bytes=(sent_to - start) * 2 if request_id else 0
+    )
+    s.committed[item_id] = committed
+    deferred = create_response and s.response is not None
+    s.emit(InputCommitted(item=item.view(), previous_item_id=previous, deferred=deferred))
+    if s.resident_family:
+        resident.commit(s, committed, create_response=create_response)
+    elif create_response:
+        answers.want(s, item_id, ResponseOptions())
+    else:
+        answers.transcribe_only(s, committed)
+
+
+# -- after a batch of frames, and timers ---------------------------------------------------------------------------------
+
+
+def after_frames(s: SessionState) -> None:
+    """What depends on how far detection has come."""
+    turn = s.turn
+    endpointer = s.detection.endpointer
+    if turn is not None and endpointer is not None:
+        position = s.frame_position(endpointer.position)
+        if position - turn.start >= s.audio.samples(s.runtime.max_turn_ms):
+            turn.end = position if turn.end is None else turn.end
+            endpointer.reset_speech()
+            s.detection.classify = None
+            end_turn(s, turn)
+        else:
+            if s.overlap is not None:
+                evaluate_overlap(s)
+            if s.turn is turn:
+                answers.stream_turn(s, turn, position)
+    if s.commit_wait is not None and (endpointer is None or endpointer.position >= s.commit_wait.position):
+        resolve_commit_wait(s)
+
+
+def starve(s: SessionState) -> None:
+    """Input stopped in mid-speech: end the turn with what there is."""
+    turn = s.turn
+    if turn is None:
+        return
+    intake.void(s)
+    turn.end = turn.end if turn.end is not None else s.audio.end
+    end_turn(s, turn)
+
+
+# -- speech during an answer ---------------------------------------------------------------------------------------------
+
+
+def _speech_ms(s: SessionState, turn: UserTurn) -> int:
+    endpointer = s.detection.endpointer
+    end = turn.end if turn.end is not None else s.audio.end
+    silence = 0
+    if endpointer is not None:
+        silence = endpointer.silence * FRAME_MS
+        if turn.end is None:
+            end = s.frame_position(endpointer.position)
+    return max(0, s.audio.ms(end - turn.onset) - silence)
+
+
+def evaluate_overlap(s: SessionState, *, waited: bool = False, ended: bool = False) -> None:
+    """Decide on speech during an answer, if enough is known."""
+    overlap, turn = s.overlap, s.turn
+    if overlap is None or turn is None:
+        return
+    if not s.answering:
+        # The answer ended by itself: this is an ordinary turn now.
+        _release_hold(s)
+        announce(s, turn)
+        return
+    verdict = decide_overlap(
+        s.config,
+        partial=turn.partial,
+        speech_ms=_speech_ms(s, turn),
+        ended=ended,
+        waited=waited or s.now >= overlap.decide_at,
+        can_interrupt=s.capabilities.supports_barge_in,
+    )
+    _apply_verdict(s, overlap, turn, verdict)
+
+
+def _apply_verdict(s: SessionState, overlap: Overlap, turn: UserTurn, verdict: Verdict) -> None:
+    match verdict.action:
+        case "pending":
+            if verdict.reason == "acknowledgement" and not overlap.pending_reported:
+                overlap.pending_reported = True
+                _report(s, overlap, turn, verdict)
+        case "barge_in":
+            barge_in(s, overlap, turn, verdict)
+        case "listen":
+            _release_hold(s)
+            _report(s, overlap, turn, verdict)
+        case "drop":
+            _release_hold(s)
+            _report(s, overlap, turn, verdict)
+            drop_turn(s, turn)
+
+
+def _report(s: SessionState, overlap: Overlap, turn: UserTurn, verdict: Verdict) -> None:
+    s.emit(
+        OverlapDecided(
+            action=verdict.action,
+            reason=verdict.reason,
+            audio_start_ms=s.audio.ms(turn.onset),
+            response_id=overlap.response_id or None,
+        )
+    )
+
+
+def _release_hold(s: SessionState) -> None:
+    s.overlap = None
+    s.outbox.held = False
+    pacing.release(s)
+
+
+def barge_in(s: SessionState, overlap: Overlap, turn: UserTurn, verdict: Verdict) -> None:
+    """The user takes the turn."""
+    _report(s, overlap, turn, verdict)
+    s.overlap = None
+    s.outbox.held = False
+    announce(s, turn)
+    cancel.cancel(s, cancel.SPEECH, onset_at=overlap.onset_at)
+
+
+def _settle_overlap_at_end(s: SessionState, turn: UserTurn) -> bool:
+    """The speech is over and still undecided: decide now. False if the turn was dropped."""
+    evaluate_overlap(s, ended=True, waited=True)
+    if s.turn is not turn:
+        return False
+    if s.overlap is not None:
+        _release_hold(s)
+    return True
+
+
+def apply_hints(s: SessionState, item: AudioAppended) -> bool:
+    """Hints of the duplex dialect on an append; false if its audio is to be dropped."""
+    hint = item.overlap_hint
+    if hint is None and not item.force_barge_in:
+        return True
+    wants_barge_in = item.force_barge_in or hint in _BARGE_HINTS
+    if wants_barge_in and not s.capabilities.supports_barge_in:
+        s.error(ErrorCode.BARGE_IN_UNSUPPORTED, "This model cannot be interrupted.", event_id=item.event_id)
+        return True
+    if not s.answering:
+        return True
+    target = s.response or s.last_response
+    response_id = target.response_id if target is not None else None
+    if wants_barge_in:
+        s.emit(OverlapDecided(action="barge_in", reason="client_overlap_action", response_id=response_id))
+        s.overlap = None
+        s.outbox.held = False
+        cancel.cancel(s, cancel.SPEECH, onset_at=s.now)
+        return True
+    if hint in _DROP_HINTS:
+        s.emit(OverlapDecided(action="drop", reason="client_overlap_action", response_id=response_id))
+        if s.turn is None:
+            s.audio.discard_to(s.audio.end)
+        return False
+    s.emit(OverlapDecided(action="listen", reason="client_overlap_action", response_id=response_id))
+    return True
+
+
+# -- explicit commit -----------------------------------------------------------------------------------------------------
+
+
+def commit_requested(s: SessionState, event_id: str | None, create_response: bool) -> None:
+    """The client ends the turn: at once, or when detection has caught up with the audio sent so far."""
+    if not s.capabilities.supports_client_commit:
+        s.error(ErrorCode.UNSUPPORTED, "This model ends turns by itself; it takes no commit.", event_id=event_id)
+        return
+    if len(s.wanted) + (s.commit_wait is not None) >= s.runtime.max_pending_turns_per_session:
+        s.error(
+            ErrorCode.INPUT_BACKPRESSURE,
+            f"{len(s.wanted)} turns wait for an answer, which is the limit; commit again once one is answered.",
+            event_id=event_id,
+        )
+        return
+    if s.commit_wait is not None:
+        s.error(ErrorCode.INPUT_AUDIO_BUFFER_EMPTY, "A commit of the same audio is under way.", event_id=event_id)
+        return
+    endpointer = s.detection.endpointer
+    position = s.detection.received_frames
+    s.commit_wait = CommitWait(position, event_id, create_response)
+    if endpointer is None or (endpointer.position >= position and s.detection.classify is None):
+        resolve_commit_wait(s)
+
+
+def resolve_commit_wait(s: SessionState) -> None:
+    """Carry out the commit that waited."""
+    wait, s.commit_wait = s.commit_wait, None
+    if wait is None:
+        return
+    turn = s.turn
+    endpointer = s.detection.endpointer
+    if endpointer is not None:
+        endpointer.reset_speech()
+        s.detection.classify = None
+        s.detection.reset = True
+    if turn is not None:
+        if turn.state == "provisional":
+            answers.drop_turn_request(s, turn)
+        turn.end = None  # the client's word: everything up to here
+        if s.overlap is not None and not _settle_overlap_at_end(s, turn):
+            return
+        commit_turn(s, turn, create_response=wait.create_response)
+        return
+    start, end = s.audio.floor, s.audio.end
+    if endpointer is not None:
+        s.error(
+            ErrorCode.INPUT_AUDIO_BUFFER_EMPTY,
+            "No speech was detected since the last turn, so there is nothing to commit.",
+            event_id=wait.event_id,
+        )
+        return
+    if s.audio.ms(end - start) < MIN_COMMIT_MS:
+        s.error(
+            ErrorCode.INPUT_AUDIO_BUFFER_EMPTY,
+            f"The buffer holds {s.audio.ms(end - start)} ms of audio; a commit needs at least {MIN_COMMIT_MS} ms.",
+            event_id=wait.event_id,
+        )
+        return
+    commit_audio(
+        s,
+        item_id=f"item_{s.ids.next_hex()}",
+        start=start,
+        end=end,
+        create_response=wait.create_response,
+    )
+    submission.pump(s)
