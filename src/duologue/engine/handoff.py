@@ -64,12 +64,13 @@ def hand_on(edge: Edge, state: OrchestratorRequestState, output: RequestOutput) 
             segment.kept = True
             return NoPiece.WAIT
         return NoPiece.DROP
-    if edge.target in state.submitted or any(target == edge.target for target, _ in state.held):
+    if edge.target in state.fed:
         return _LAST_PIECE
     if result is NOTHING:
-        return NoPiece.END_EMPTY
+        # A target that was opened ahead of its input has to be told that none will come.
+        return _LAST_PIECE if edge.target in state.submitted else NoPiece.END_EMPTY
     raise EmptyHandoff(
         ErrorCode.EMPTY_HANDOFF,
-        f"Stage {edge.source} finished request {state.request_id!r} and its edge to stage {edge.target} made nothing of "
-        "the output. Return NOTHING from the edge if that is right.",
+        f"Stage {edge.source} finished request {state.request_id!r} and its edge to stage {edge.target} made nothing "
+        "of the output. Return NOTHING from the edge if that is right.",
     )

@@ -1,57 +1,60 @@
 """The turn-based engine: requests through a pipeline of stages.
 
-:class:`OrchestratorBase` holds the generic machinery (life, routing, forwarding, failure, cleanup) and the template seams
-that a sibling fills; :class:`Orchestrator` adds the dispatch of turn-based requests. Neither knows anything of sessions.
+:class:`OrchestratorBase` holds the generic machinery (life, routing, forwarding, failure, cleanup) and the template
+seams that a sibling fills; :class:`Orchestrator` adds the dispatch of turn-based requests. Neither knows of sessions.
 
 Rules kept here:
 
 * everything happens on one loop; stage outputs are pushed in and routed on the spot, without a task per output;
 * what belongs to one request happens in order; requests do not wait for each other;
 * an exception while one request is processed fails that request and nothing else;
-* one funnel drops a request, and drops it completely: aborts it wherever it still runs, at every stage.
+* one funnel drops a request, and drops it completely: aborts it wherever it still runs, at every stage;
+* a turn-based request gets exactly one last message: an output that says so, or an error.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from duologue.engine.companions import CompanionTracker
+from duologue.engine.delivery import Delivery, placeholder
+from duologue.engine.faults import aborted_message, as_fault, error_message, fault_of, result_message
 from duologue.engine.handoff import EmptyHandoff, NoPiece, hand_on
-from duologue.engine.lanes import drive
+from duologue.engine.lanes import Lanes
+from duologue.engine.life import EngineLife, LifeHooks
 from duologue.engine.messages import (
     AbortRequest,
     AddCompanionRequest,
     AddRequest,
     CollectiveRpc,
     EngineQueueMessage,
-    ErrorMessage,
     OutputMessage,
-    ResultMessage,
     Shutdown,
     StreamingUpdate,
 )
-from duologue.engine.requests import (
-    LaneJob,
-    OrchestratorRequestState,
-    build_engine_core_request_from_tokens,
-)
-from duologue.engine.stage_pool import StagePool
-from duologue.engine.stages.edge import Edge, edges_by_source
+from duologue.engine.requests import OrchestratorRequestState, admit, build_engine_core_request_from_tokens
+from duologue.engine.stage_pool import StageHealth, StagePool
+from duologue.engine.stages.edge import Edge, Topology
 from duologue.errors import ClientFault, DuologueError, ErrorCode, StageFault
 from duologue.log import init_logger
 from duologue.metrics.stats import StageRequestStats
-from duologue.outputs import RequestOutput, SamplingParams, StagePrompt, StageRequest
+from duologue.outputs import RequestOutput, StagePrompt, StageRequest
 
 if TYPE_CHECKING:
     from duologue.clock import Runtime
 
 logger = init_logger(__name__)
 
-MAX_HELD_PIECES = 1024
+NO_REPLICA = -1  # the replica of an output that the engine made itself
+
+
+_NO_COMPANIONS = ClientFault(ErrorCode.UNSUPPORTED, "This pipeline takes no companion requests.")
+_NO_CALLS = ClientFault(ErrorCode.UNSUPPORTED, "The stages of this pipeline take no calls.")
 
 
 class MessageSink(Protocol):
@@ -83,7 +86,7 @@ class OrchestratorBase:
         if not stage_pools:
             raise ValueError("a pipeline needs at least one stage")
         self.stage_pools: list[StagePool] = list(stage_pools)
-        self.edges = edges_by_source(edges, len(self.stage_pools))
+        self.topology = Topology(edges, len(self.stage_pools))
         self.output_async_queue = output_async_queue
         self.rpc_async_queue = rpc_async_queue
         self.runtime = runtime
@@ -91,15 +94,28 @@ class OrchestratorBase:
         self.log_stats = log_stats
         self.request_states: dict[str, OrchestratorRequestState] = {}
         self._cfg_tracker = CompanionTracker()
-        self._shutdown_event = asyncio.Event()
-        self._inbox: deque[EngineQueueMessage] = deque()
-        self._tasks: set[asyncio.Future[None]] = set()
         self._running_requests = 0
-        self._serving = False
-        self._dispatching = False
-        self._started = False
-        self._stopping = False
-        self._fatal: BaseException | None = None
+        self._shutdown_event = asyncio.Event()
+        self._lanes = Lanes(runtime)
+        self._life = EngineLife(
+            runtime=runtime,
+            pools=self.stage_pools,
+            lanes=self._lanes,
+            shutdown=self._shutdown_event,
+            hooks=LifeHooks(
+                dispatch=self._dispatch_message,
+                background_tasks=self._background_tasks,
+                shutdown_extensions=self._shutdown_extensions,
+                fail_all=self._fail_all,
+            ),
+        )
+        self._delivery = Delivery(
+            pools=self.stage_pools,
+            topology=self.topology,
+            states=self.request_states,
+            runtime=runtime,
+            on_submitted=self._on_stage_submitted,
+        )
 
     # ---------------------------------------------------------------- seams
 
@@ -153,36 +169,19 @@ class OrchestratorBase:
 
     def post(self, message: EngineQueueMessage) -> None:
         """Take one message, in order. Handled at once when the engine serves, else when it starts to."""
-        self._inbox.append(message)
-        if self._serving and not self._dispatching:
-            self._drain_inbox()
+        self._life.post(message)
 
     async def start(self) -> None:
         """Start every replica. Raises what the first failing one raised, after closing the others. Idempotent."""
-        if self._started:
-            return
-        self._started = True
-        results = await asyncio.gather(*(pool.start(self) for pool in self.stage_pools), return_exceptions=True)
-        errors = [result for result in results if isinstance(result, BaseException)]
-        if errors:
-            await asyncio.gather(*(pool.close() for pool in self.stage_pools), return_exceptions=True)
-            raise errors[0]
+        await self._life.start(self)
 
     async def run(self) -> None:
-        """Serve until a :class:`Shutdown` message arrives (or the task is cancelled), then stop in order."""
+        """Serve until a :class:`Shutdown` message arrives (or the task is cancelled), then stop in order.
+
+        Raises what a failed background task raised.
+        """
         await self.start()
-        background = [
-            self.runtime.spawn(self._guard_background(coro), name="orchestrator-background")
-            for coro in self._background_tasks()
-        ]
-        self._serving = True
-        self._drain_inbox()
-        try:
-            await self._shutdown_event.wait()
-        finally:
-            await self._stop(background)
-        if self._fatal is not None:
-            raise self._fatal
+        await self._life.run()
 
     def tables(self) -> Mapping[str, int]:
         """Sizes of everything that must be empty at quiescence, by name."""
@@ -190,173 +189,219 @@ class OrchestratorBase:
             "request_states": len(self.request_states),
             "running_requests": self._running_requests,
             "companions": len(self._cfg_tracker),
-            "tasks": len(self._tasks),
-            "inbox": len(self._inbox),
+            "tasks": len(self._lanes),
+            "inbox": self._life.waiting,
         }
         for pool in self.stage_pools:
             sizes[f"stage{pool.stage_id}.bindings"] = pool.binding_count
             sizes[f"stage{pool.stage_id}.session_keys"] = pool.session_key_count
         return sizes
 
+    def health(self) -> tuple[StageHealth, ...]:
+        """How each stage is, for ``/health``."""
+        return tuple(pool.health() for pool in self.stage_pools)
+
     def release_session_key(self, session_key: str) -> None:
         """The owner of a ``session_key`` is gone: its resident contexts need not be found again."""
         for pool in self.stage_pools:
             pool.release_session_key(session_key)
-
-    async def _guard_background(self, coro: Coroutine[object, object, None]) -> None:
-        try:
-            await coro
-        except Exception as error:
-            logger.exception("a background task of the engine failed; the engine stops")
-            self._fatal = error
-            self._shutdown_event.set()
-
-    def _drain_inbox(self) -> None:
-        self._dispatching = True
-        try:
-            while self._inbox:
-                self._launch(self._dispatch_guarded(self._inbox.popleft()), name="orchestrator-dispatch")
-        finally:
-            self._dispatching = False
-
-    async def _dispatch_guarded(self, message: EngineQueueMessage) -> None:
-        try:
-            if not await self._dispatch_message(message):
-                logger.warning("message of unknown type %s ignored", type(message).__name__)
-        except Exception:
-            logger.exception("handling a %s message failed", type(message).__name__)
-
-    def _launch(self, coro: Coroutine[object, object, None], *, name: str) -> None:
-        rest = drive(coro)
-        if rest is not None:
-            self._track(rest, name=name)
-
-    def _track(self, coro: Coroutine[object, object, None], *, name: str) -> None:
-        task = self.runtime.spawn(coro, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _stop(self, background: Sequence[asyncio.Future[None]]) -> None:
-        self._stopping = True
-        for pool in self.stage_pools:
-            pool.stop_restarting()
-        for task in background:
-            task.cancel()
-        await asyncio.gather(*background, return_exceptions=True)
-        try:
-            await self._shutdown_extensions()
-        except Exception:
-            logger.exception("an extension failed to shut down")
-        fault = StageFault(ErrorCode.SHUTTING_DOWN, "The server is shutting down.")
-        if self._fatal is not None:
-            fault = StageFault(ErrorCode.ENGINE_DEAD, "The engine has stopped after a fault.")
-        for state in list(self.request_states.values()):
-            await self._fail(state, state.entry_stage_id, fault)
-        self._serving = False
-        await asyncio.gather(*(pool.close() for pool in self.stage_pools), return_exceptions=True)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    # ---------------------------------------------------------------- order within one request
-
-    def _enqueue(self, state: OrchestratorRequestState, job: LaneJob) -> None:
-        """Run ``job`` after everything that is still to be done for this request; at once if that is nothing."""
-        state.lane.append(job)
-        if not state.busy:
-            self._drain_lane(state)
-
-    def _drain_lane(self, state: OrchestratorRequestState) -> None:
-        state.busy = True
-        while state.lane:
-            rest = drive(state.lane.popleft()())
-            if rest is not None:
-                self._track(self._finish_lane(state, rest), name="orchestrator-request")
-                return
-        state.busy = False
-
-    async def _finish_lane(self, state: OrchestratorRequestState, rest: Coroutine[object, object, None]) -> None:
-        try:
-            await rest
-        finally:
-            self._drain_lane(state)
-
-    def _is_current(self, state: OrchestratorRequestState) -> bool:
-        return self.request_states.get(state.request_id) is state
 
     # ---------------------------------------------------------------- outputs
 
     def on_stage_output(self, stage_id: int, replica_id: int, output: RequestOutput) -> None:
         """A replica pushed an output. Outputs of unknown requests are dropped."""
         state = self.request_states.get(output.request_id)
-        if state is not None:
-            self._enqueue(state, partial(self._route, state, stage_id, replica_id, output))
+        if state is None:
+            return
+        if state.busy:
+            state.lane.append(partial(self._route, state, stage_id, replica_id, output))
+        else:
+            self._lanes.run(state, self._route(state, stage_id, replica_id, output))
 
     def on_replica_dead(self, stage_id: int, replica_id: int, request_ids: Sequence[str], error: BaseException) -> None:
         """A replica is gone: fail what it held, once each, and nothing else."""
         fault = StageFault(
-            ErrorCode.REPLICA_UNAVAILABLE, f"The worker {replica_id} of stage {stage_id} that served this is gone: {error}"
+            ErrorCode.REPLICA_UNAVAILABLE,
+            f"Worker {replica_id} of stage {stage_id}, which served this, is gone: {error}",
         )
         for request_id in request_ids:
             state = self.request_states.get(request_id)
-            if state is not None:
-                self._launch(self._fail(state, stage_id, fault), name="orchestrator-replica-dead")
+            if state is not None:  # not in its lane: a job there may be waiting for the very replica that died
+                self._lanes.launch(self._fail(state, stage_id, fault), name="replica-dead")
 
     async def _route(
         self, state: OrchestratorRequestState, stage_id: int, replica_id: int, output: RequestOutput
     ) -> None:
+        """The one guard around everything that one output causes."""
         if not self._is_current(state):
             return
         try:
-            await self._process(state, stage_id, replica_id, output)
-        except EmptyHandoff as error:
-            await self._fail(state, stage_id + 1, error)
+            if output.error is not None:
+                raise fault_of(output.error)
+            feeds = self.topology.feeds(stage_id, state.final_stage_id)
+            consumed = await self._accept(state, stage_id, replica_id, output, feeds=feeds)
+            if (output.finished or output.segment_finished) and feeds and not consumed:
+                await self._forward(state, stage_id, output)
+            if output.finished and not state.session_owned and state.final_outputs <= state.finished:
+                await self._cleanup_request_ids([state.request_id])
         except Exception as error:
-            if not isinstance(error, DuologueError):
-                logger.exception("routing an output of stage %d failed for request %s", stage_id, state.request_id)
             await self._fail(state, stage_id, error)
 
-    async def _process(
-        self, state: OrchestratorRequestState, stage_id: int, replica_id: int, output: RequestOutput
-    ) -> None:
-        if output.error is not None:
-            await self._fail(state, stage_id, fault_of(output))
-            return
-        raise NotImplementedError
+    async def _accept(
+        self, state: OrchestratorRequestState, stage_id: int, replica_id: int, output: RequestOutput, *, feeds: bool
+    ) -> bool:
+        """Account one output, show it to the client and to the interceptor; true when it must not be forwarded."""
+        stats = state.stats(stage_id)
+        audio_s = len(output.audio) / (2 * output.audio_rate_hz) if output.audio_rate_hz else 0.0
+        stats.observe(self.runtime.now(), tokens=len(output.token_ids), audio_s=audio_s, finished=output.finished)
+        state.streaming.segment(stage_id).absorb(output, content=feeds)
+        if output.finished:
+            state.finished.add(stage_id)
+        if not state.session_owned and stage_id in state.final_outputs:
+            last = output.finished and state.final_outputs <= state.finished
+            self.output_async_queue.put_nowait(
+                OutputMessage(request_id=state.request_id, stage_id=stage_id, output=output, finished=last)
+            )
+        submit_ts = state.stage_submit_ts.get(stage_id)
+        consumed = await self._intercept_stage_output(stage_id, replica_id, output, state, stats, submit_ts)
+        # Whoever looked at the output may have ended the request.
+        return consumed or not self._is_current(state)
+
+    def _is_current(self, state: OrchestratorRequestState) -> bool:
+        return self.request_states.get(state.request_id) is state
+
+    # ---------------------------------------------------------------- forwarding
+
+    async def _forward(self, state: OrchestratorRequestState, stage_id: int, output: RequestOutput) -> None:
+        for edge in self.topology.edges[stage_id]:
+            if edge.target > state.final_stage_id or not self._is_current(state):
+                continue
+            try:
+                piece = hand_on(edge, state, output)
+                if isinstance(piece, StagePrompt):
+                    await self._delivery.hand_over(state, edge.target, piece)
+                elif piece is NoPiece.END_EMPTY:
+                    await self._end_empty(state, edge.target)
+            except Exception as error:
+                await self._fail(state, edge.target, error)
+
+    async def _end_empty(self, state: OrchestratorRequestState, target: int) -> None:
+        """Nothing will reach ``target`` and the stages behind it: finish each as if it had said so itself."""
+        for stage_id in self.topology.reachable(target, state.final_stage_id):
+            if stage_id not in state.final_outputs and stage_id != state.final_stage_id:
+                state.finished.add(stage_id)
+            elif self._is_current(state):
+                output = RequestOutput(request_id=state.request_id, finished=True, finish_reason="stop")
+                await self._accept(state, stage_id, NO_REPLICA, output, feeds=False)
+
+    async def _prewarm_async_chunk_stages(
+        self, request_id: str, request: StageRequest, request_state: OrchestratorRequestState
+    ) -> bool:
+        """Open later stages before their input exists. False: that failed, and with it the whole request.
+
+        Idempotent: a stage that has the request is left alone. The placeholder carries the option ``prewarm``.
+        """
+        del request_id
+        piece = placeholder(request.prompt)
+        for stage_id in self._delivery.prewarm_targets(request_state):
+            try:
+                opening = self._delivery.request(request_state, stage_id, piece)
+                await self._delivery.submit(request_state, opening, stage_id)
+            except Exception as error:
+                await self._fail(request_state, stage_id, error)
+                return False
+        return self._is_current(request_state)
 
     # ---------------------------------------------------------------- pausing
 
     def set_paused(self, request_id: str, paused: bool) -> None:
         """Hold a request's pieces before later stages, or release them in order. Idempotent; unknown ids are ignored.
 
-        At most :data:`MAX_HELD_PIECES` are held; one more fails the request (``output_backpressure``).
+        At most ``MAX_HELD_PIECES`` of :mod:`duologue.engine.delivery` are held; one more fails the request.
         """
-        raise NotImplementedError
+        state = self.request_states.get(request_id)
+        if state is None or state.paused == paused:
+            return
+        state.paused = paused
+        if not paused and state.held:
+            self._lanes.enqueue(state, partial(self._release_held, state))
+
+    async def _release_held(self, state: OrchestratorRequestState) -> None:
+        while state.held and not state.paused and self._is_current(state):
+            stage_id = state.held[0][0]
+            try:
+                await self._delivery.release_next(state)
+            except Exception as error:
+                await self._fail(state, stage_id, error)
 
     # ---------------------------------------------------------------- ends
 
-    async def _fail(self, state: OrchestratorRequestState, stage_id: int, error: BaseException) -> None:
-        raise NotImplementedError
+    async def _fail(self, state: OrchestratorRequestState, stage_id: int, error: Exception) -> None:
+        """End one request with an error. Never raises; does nothing for a request that has ended."""
+        if not self._is_current(state):
+            return
+        if not isinstance(error, DuologueError):
+            logger.error("request %s failed at stage %d", state.request_id, stage_id, exc_info=error)
+        fault = as_fault(error, f"Stage {stage_id} of request {state.request_id!r}")
+        try:
+            if isinstance(fault, EmptyHandoff):
+                handled = await self._on_empty_handoff(state.request_id, stage_id, state, fault)
+            else:
+                handled = await self._handle_forward_failure(state.request_id, stage_id, state, fault)
+            if handled or not self._is_current(state):
+                return
+        except Exception:
+            logger.exception("the failure of request %s could not be handed to its owner", state.request_id)
+        if not state.session_owned:
+            self.output_async_queue.put_nowait(error_message(state.request_id, fault, stage_id))
+        try:
+            await self._cleanup_request_ids([state.request_id], abort=True, release_owners=True)
+        except Exception:
+            logger.exception("a stage could not be told to stop request %s", state.request_id)
+
+    async def _fail_all(self, fault: StageFault) -> None:
+        for state in list(self.request_states.values()):
+            await self._fail(state, state.entry_stage_id, fault)
 
     async def _cleanup_request_ids(
         self, request_ids: list[str], *, abort: bool = False, release_owners: bool = False
     ) -> list[OutputMessage]:
         """Forget requests and their companions completely; whatever still runs of them is stopped.
 
-        ``release_owners`` is for siblings whose requests have owners. Returns, with ``abort``, the terminal output of
-        each ordinary request that was still running. Raises if a stage could not be told, with the state gone anyway.
+        ``release_owners`` is for siblings whose requests have owners. Returns, with ``abort``, the last output of each
+        turn-based request that was still running. Raises if a stage could not be told; the state is gone even then,
+        and calling again tells the stage again.
         """
-        raise NotImplementedError
+        del release_owners
+        companions = [child for request_id in request_ids for child in self._cfg_tracker.cleanup_parent(request_id)]
+        ids = list(dict.fromkeys([*request_ids, *companions]))
+        outputs: list[OutputMessage] = []
+        for request_id in ids:
+            state = self.request_states.pop(request_id, None)
+            if state is None:
+                continue
+            state.held.clear()
+            state.lane.clear()
+            if state.running:
+                state.running = False
+                self._running_requests -= 1
+            if abort and not state.session_owned:
+                outputs.append(aborted_message(request_id, state.final_stage_id))
+            if self.log_stats:
+                state.log_stats()
+        await self._abort_request_ids(ids)
+        return outputs
 
     async def _abort_request_ids(self, request_ids: list[str]) -> None:
         """Stop requests at every stage that holds them. Raises the first error after trying every stage."""
-        raise NotImplementedError
-
-    async def _prewarm_async_chunk_stages(
-        self, request_id: str, request: StageRequest, request_state: OrchestratorRequestState
-    ) -> bool:
-        """Open later stages before their input exists. False: that failed, and with it the whole request."""
-        raise NotImplementedError
+        failure: Exception | None = None
+        for pool in self.stage_pools:
+            try:
+                await pool.abort(request_ids)
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def _register_running_request(self, req_state: OrchestratorRequestState) -> None:
         """Count a request as running, once."""
@@ -366,15 +411,84 @@ class OrchestratorBase:
 
 
 class Orchestrator(OrchestratorBase):
-    """The engine for turn-based requests."""
+    """The engine for turn-based requests: adds, updates and aborts them."""
 
     async def _dispatch_message(self, msg: EngineQueueMessage) -> bool:
-        return await super()._dispatch_message(msg)
+        match msg:
+            case AddRequest():
+                self._add(msg)
+            case StreamingUpdate():
+                self._update(msg)
+            case AbortRequest():
+                await self._abort(msg)
+            case AddCompanionRequest():
+                self.output_async_queue.put_nowait(error_message(msg.request_id, _NO_COMPANIONS, None))
+            case CollectiveRpc():
+                self.rpc_async_queue.put_nowait(result_message(msg.control_id, None, _NO_CALLS))
+            case _:
+                return await super()._dispatch_message(msg)
+        return True
 
+    def _add(self, message: AddRequest) -> None:
+        request_id = message.request_id
+        if request_id in self.request_states:
+            # Answering would end the request that has the id.
+            logger.warning("request %s is added although it runs; ignored", request_id)
+            return
+        try:
+            if self._life.stopping:
+                raise StageFault(ErrorCode.SHUTTING_DOWN, "The server is shutting down.")
+            final_stages = frozenset(pool.stage_id for pool in self.stage_pools if pool.final_output)
+            state = admit(message, self.topology, final_stages)
+        except DuologueError as fault:
+            self.output_async_queue.put_nowait(error_message(request_id, fault, None))
+            return
+        self.request_states[request_id] = state
+        self._register_running_request(state)
+        prompt = message.prompt
+        if not message.resumable and not prompt.final:
+            prompt = msgspec.structs.replace(prompt, final=True)
+        self._lanes.run(state, self._enter(state, prompt))
 
-def fault_of(output: RequestOutput) -> StageFault:
-    """The error that an output carries."""
-    raise NotImplementedError
+    def _update(self, message: StreamingUpdate) -> None:
+        state = self.request_states.get(message.request_id)
+        if state is not None and not state.session_owned:
+            self._lanes.enqueue(state, partial(self._enter, state, message.prompt))
+
+    async def _enter(self, state: OrchestratorRequestState, prompt: StagePrompt) -> None:
+        if not self._is_current(state):
+            return
+        entry = state.entry_stage_id
+        first = entry not in state.submitted
+        try:
+            if not first and not state.streaming.enabled:
+                raise ClientFault(
+                    ErrorCode.REQUEST_INVALID,
+                    f"Request {state.request_id!r} was not added as resumable.",
+                    param="prompt",
+                )
+            request = self._delivery.request(state, entry, prompt)
+            await self._delivery.submit(state, request, entry)
+            if first and self.async_chunk and self._is_current(state):
+                await self._prewarm_async_chunk_stages(state.request_id, request, state)
+        except Exception as error:
+            await self._fail(state, entry, error)
+
+    async def _abort(self, message: AbortRequest) -> None:
+        states = [self.request_states.get(request_id) for request_id in message.request_ids]
+        foreign = {state.request_id for state in states if state is not None and state.session_owned}
+        ids = [request_id for request_id in message.request_ids if request_id not in foreign]
+        failure: Exception | None = None
+        outputs: list[OutputMessage] = []
+        try:
+            outputs = await self._cleanup_request_ids(ids, abort=True)
+        except Exception as error:
+            logger.exception("a stage could not be told to stop %d requests", len(ids))
+            failure = error
+        for output in outputs:
+            self.output_async_queue.put_nowait(output)
+        if message.control_id is not None:
+            self.rpc_async_queue.put_nowait(result_message(message.control_id, tuple(outputs), failure))
 
 
 __all__ = [

@@ -11,9 +11,7 @@ from collections.abc import Collection, Sequence
 from duologue.errors import ErrorCode, StageFault
 
 
-def choose_replica(
-    live: Sequence[int], *, cursor: int, pinned: int | None = None, resident: int | None = None
-) -> int:
+def choose_replica(live: Sequence[int], *, cursor: int, pinned: int | None = None, resident: int | None = None) -> int:
     """The replica for a new request.
 
     ``live`` are the ids that can take work, ascending; ``cursor`` is the id chosen last by round robin (-1: none).

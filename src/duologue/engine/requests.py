@@ -14,9 +14,14 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
 from duologue.config.stage_config import ModelConfig
+from duologue.engine.messages import AddRequest
+from duologue.engine.stages.edge import Topology
 from duologue.errors import ClientFault, ErrorCode
+from duologue.log import init_logger
 from duologue.metrics.stats import StageRequestStats
 from duologue.outputs import Options, RequestOutput, SamplingParams, StagePrompt, StageRequest
+
+logger = init_logger(__name__)
 
 LaneJob = Callable[[], Coroutine[object, object, None]]
 
@@ -76,11 +81,13 @@ class RequestStreaming:
 
 @dataclass
 class OrchestratorRequestState:
-    """Bookkeeping of one request. ``session_owned``: outputs and failures belong to a session, not to a client queue.
+    """Bookkeeping of one request.
 
-    ``submitted``: stages that hold the request. ``finished``: stages that are done with it. ``held``: pieces for later
-    stages that wait because the request is paused. ``lane``: what still has to happen for this request, in order, while
-    ``busy``.
+    ``session_owned``: outputs and failures belong to a session, not to a client queue. ``submitted``: stages that got
+    the request; ``fed``: stages that an edge made a piece for; ``finished``: stages that are done with it.
+    ``final_outputs``: stages whose outputs go to the client; the request ends when all of them have finished.
+    ``held``: pieces for later stages that wait because the request is paused. ``lane``: what still has to happen for
+    this request, in order, while ``busy``.
     """
 
     request_id: str
@@ -94,7 +101,9 @@ class OrchestratorRequestState:
     stage_stats: dict[int, StageRequestStats] = field(default_factory=dict)
     pinned_replicas: dict[int, int] = field(default_factory=dict)
     submitted: set[int] = field(default_factory=set)
+    fed: set[int] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)
+    final_outputs: frozenset[int] = frozenset()
     running: bool = False
     paused: bool = False
     held: deque[tuple[int, StagePrompt]] = field(default_factory=deque)
@@ -107,6 +116,22 @@ class OrchestratorRequestState:
         if stats is None:
             stats = self.stage_stats[stage_id] = StageRequestStats(stage_id=stage_id, request_id=self.request_id)
         return stats
+
+    def log_stats(self) -> None:
+        """Write what this request cost at each stage into the log."""
+        for stage_id, stats in sorted(self.stage_stats.items()):
+            logger.info(
+                "stage statistics",
+                extra={
+                    "request_id": self.request_id,
+                    "stage_id": stage_id,
+                    "replica_id": stats.replica_id,
+                    "outputs": stats.outputs,
+                    "output_tokens": stats.output_tokens,
+                    "audio_s": round(stats.audio_s, 3),
+                    "first_output_s": stats.first_output_s,
+                },
+            )
 
 
 def build_engine_core_request_from_tokens(
@@ -130,3 +155,33 @@ def build_engine_core_request_from_tokens(
     return StageRequest(
         request_id=request_id, external_req_id=request_id, prompt=prompt, params=params, resumable=resumable
     )
+
+
+def admit(message: AddRequest, topology: Topology, final_stages: frozenset[int]) -> OrchestratorRequestState:
+    """The state of a new turn-based request. ``final_stages`` are those that always show their outputs to clients.
+
+    Raises :class:`ClientFault` (``request_invalid``) when the request does not fit the pipeline.
+    """
+    count = topology.stage_count
+    final = count - 1 if message.final_stage_id is None else message.final_stage_id
+    if not 0 <= message.entry_stage_id < count:
+        raise _misfit("entry_stage_id", message.entry_stage_id, f"must be between 0 and {count - 1}")
+    reachable = topology.reachable(message.entry_stage_id, final)
+    if final not in reachable:
+        raise _misfit("final_stage_id", final, f"must be a stage that stage {message.entry_stage_id} leads to")
+    given = len(message.sampling_params)
+    if given not in (0, count):
+        raise _misfit("sampling_params", given, f"must be one per stage ({count}) or none")
+    return OrchestratorRequestState(
+        request_id=message.request_id,
+        prompt=message.prompt,
+        sampling_params_list=list(message.sampling_params),
+        final_stage_id=final,
+        entry_stage_id=message.entry_stage_id,
+        streaming=RequestStreaming(enabled=message.resumable),
+        final_outputs=frozenset(reachable) & (final_stages | {final}),
+    )
+
+
+def _misfit(name: str, value: int, rule: str) -> ClientFault:
+    return ClientFault(ErrorCode.REQUEST_INVALID, f"{name} {rule}, got {value}.", param=name)

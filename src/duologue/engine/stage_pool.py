@@ -35,6 +35,8 @@ logger = init_logger(__name__)
 ReplicaFactory = Callable[[int], StageClient]
 """Makes the client of a new replica, given its id; the pool starts it."""
 
+DEFAULT_RESTART = RestartPolicy()
+
 ReplicaPhase = Literal["starting", "ready", "dead"]
 
 
@@ -113,7 +115,7 @@ class StagePool:
         name: str = "",
         replicas: int = 1,
         final_output: bool = False,
-        restart: RestartPolicy | None = RestartPolicy(),
+        restart: RestartPolicy | None = DEFAULT_RESTART,
     ) -> None:
         """``restart`` ``None``: a dead replica stays dead. Raises ``ValueError`` for less than one replica."""
         if replicas < 1:

@@ -80,21 +80,38 @@ def pass_on(source: EdgeInput) -> EdgeResult:
     )
 
 
-def edges_by_source(edges: Sequence[Edge], stage_count: int) -> tuple[tuple[Edge, ...], ...]:
-    """``edges`` grouped by source, one group per stage.
+class Topology:
+    """Which stage feeds which, checked once.
 
     Raises ``ValueError`` for an edge that leads to an earlier or unknown stage, or a stage that is fed twice.
     """
-    groups: list[list[Edge]] = [[] for _ in range(stage_count)]
-    fed: set[int] = set()
-    for edge in edges:
-        if not 0 <= edge.source < edge.target < stage_count:
-            raise ValueError(
-                f"an edge must lead from a stage to a later one (stages 0 to {stage_count - 1}), "
-                f"got {edge.source} -> {edge.target}"
-            )
-        if edge.target in fed:
-            raise ValueError(f"stage {edge.target} is fed by two edges; it may have one source")
-        fed.add(edge.target)
-        groups[edge.source].append(edge)
-    return tuple(tuple(group) for group in groups)
+
+    __slots__ = ("edges", "stage_count")
+
+    def __init__(self, edges: Sequence[Edge], stage_count: int) -> None:
+        groups: list[list[Edge]] = [[] for _ in range(stage_count)]
+        fed: set[int] = set()
+        for edge in edges:
+            if not 0 <= edge.source < edge.target < stage_count:
+                raise ValueError(
+                    f"an edge must lead from a stage to a later one (stages 0 to {stage_count - 1}), "
+                    f"got {edge.source} -> {edge.target}"
+                )
+            if edge.target in fed:
+                raise ValueError(f"stage {edge.target} is fed by two edges; it may have one source")
+            fed.add(edge.target)
+            groups[edge.source].append(edge)
+        self.stage_count = stage_count
+        self.edges = tuple(tuple(group) for group in groups)
+
+    def feeds(self, stage_id: int, final_stage_id: int) -> bool:
+        """Whether a request that ends at ``final_stage_id`` goes on from ``stage_id``."""
+        return any(edge.target <= final_stage_id for edge in self.edges[stage_id])
+
+    def reachable(self, entry: int, final_stage_id: int) -> tuple[int, ...]:
+        """``entry`` and every stage after it that its output may reach, up to ``final_stage_id``; ascending."""
+        found = {entry}
+        for stage_id in range(entry, self.stage_count):
+            if stage_id in found:
+                found.update(edge.target for edge in self.edges[stage_id] if edge.target <= final_stage_id)
+        return tuple(sorted(found))

@@ -1,0 +1,102 @@
+"""How pieces of input reach stages: submission, holding while a request is paused, opening stages ahead of their input.
+
+Rules kept here:
+
+* pieces of one request reach a stage in the order in which they arose, held ones included;
+* a request that ended meanwhile gets nothing submitted, bound or reported;
+* at most :data:`MAX_HELD_PIECES` pieces of one request are held; one more fails it (``output_backpressure``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from duologue.engine.requests import OrchestratorRequestState, build_engine_core_request_from_tokens
+from duologue.engine.stage_pool import StagePool
+from duologue.engine.stages.edge import Topology
+from duologue.errors import ErrorCode, StageFault
+from duologue.outputs import StagePrompt, StageRequest
+
+if TYPE_CHECKING:
+    from duologue.clock import Runtime
+
+MAX_HELD_PIECES = 1024
+
+OnSubmitted = Callable[[int, str, int, OrchestratorRequestState], None]
+"""Called with (stage id, request id, replica id, state) after each submission."""
+
+
+class Delivery:
+    """Gives stages their input. Everything raises what the stage or the pool raised, for the caller to judge."""
+
+    def __init__(
+        self,
+        *,
+        pools: Sequence[StagePool],
+        topology: Topology,
+        states: Mapping[str, OrchestratorRequestState],
+        runtime: Runtime,
+        on_submitted: OnSubmitted,
+    ) -> None:
+        self._pools = pools
+        self._topology = topology
+        self._states = states
+        self._runtime = runtime
+        self._on_submitted = on_submitted
+
+    def request(self, state: OrchestratorRequestState, stage_id: int, prompt: StagePrompt) -> StageRequest:
+        """One piece for a stage, with the request's sampling parameters for it or the stage's defaults."""
+        pool = self._pools[stage_id]
+        params = state.sampling_params_list
+        return build_engine_core_request_from_tokens(
+            state.request_id,
+            prompt,
+            params[stage_id] if params else pool.default_sampling_params,
+            pool.model_config,
+            resumable=not prompt.final or stage_id in state.submitted,
+        )
+
+    async def submit(self, state: OrchestratorRequestState, request: StageRequest, stage_id: int) -> None:
+        """Give a stage one piece: a new request there, or an update of the one it has."""
+        pool = self._pools[stage_id]
+        if stage_id in state.submitted:
+            replica_id = await pool.submit_update(state.request_id, state, request)
+        else:
+            replica_id = await pool.submit_initial(state.request_id, state, request)
+        if self._states.get(state.request_id) is state:
+            state.stage_submit_ts[stage_id] = self._runtime.now()
+            self._on_submitted(stage_id, state.request_id, replica_id, state)
+
+    async def hand_over(self, state: OrchestratorRequestState, stage_id: int, piece: StagePrompt) -> None:
+        """Submit a piece that an edge made, or hold it while the request is paused."""
+        state.fed.add(stage_id)
+        if not state.paused and not state.held:
+            await self.submit(state, self.request(state, stage_id, piece), stage_id)
+            return
+        if len(state.held) >= MAX_HELD_PIECES:
+            raise StageFault(
+                ErrorCode.OUTPUT_BACKPRESSURE,
+                f"Request {state.request_id!r} is paused and {MAX_HELD_PIECES} pieces for later stages wait already.",
+            )
+        state.held.append((stage_id, piece))
+
+    async def release_next(self, state: OrchestratorRequestState) -> None:
+        """Submit the oldest held piece."""
+        stage_id, piece = state.held.popleft()
+        await self.submit(state, self.request(state, stage_id, piece), stage_id)
+
+    def prewarm_targets(self, state: OrchestratorRequestState) -> list[int]:
+        """Later stages that want to be opened ahead of their input and are not open yet, ascending."""
+        path = self._topology.reachable(state.entry_stage_id, state.final_stage_id)
+        return sorted(
+            edge.target
+            for source in path
+            for edge in self._topology.edges[source]
+            if edge.prewarm and edge.target <= state.final_stage_id and edge.target not in state.submitted
+        )
+
+
+def placeholder(prompt: StagePrompt) -> StagePrompt:
+    """The empty first piece of a stage that is opened ahead of its input; it carries the option ``prewarm``."""
+    return StagePrompt(final=False, session_key=prompt.session_key, options={"prewarm": True})

@@ -1,0 +1,114 @@
+"""The in-process backend: stage code on the engine's own loop, for light stages and for tests.
+
+Deterministic under virtual time. Blocking stage code blocks the loop for as long as one output takes; stages that
+compute belong into the process backend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from duologue.config.stage_config import ModelConfig
+from duologue.engine.stages.contract import AnyStage, AsyncStage, StageClient, StageSink
+from duologue.engine.stages.works import Key, SteppedWorks, TaskWorks, Works
+from duologue.errors import ErrorCode, StageFault
+from duologue.log import init_logger
+from duologue.outputs import RequestOutput, SamplingParams, StageRequest
+
+if TYPE_CHECKING:
+    from duologue.clock import Runtime
+
+logger = init_logger(__name__)
+
+DEFAULT_SAMPLING = SamplingParams()
+UNKNOWN_MODEL = ModelConfig()
+
+
+class InprocClient(StageClient):
+    """One replica in this process. ``stage`` is loaded by :meth:`start`, on the loop."""
+
+    def __init__(
+        self,
+        stage: AnyStage,
+        *,
+        runtime: Runtime,
+        default_sampling_params: SamplingParams = DEFAULT_SAMPLING,
+        model_config: ModelConfig = UNKNOWN_MODEL,
+    ) -> None:
+        self.default_sampling_params = default_sampling_params
+        self.model_config = model_config
+        self._stage = stage
+        self._runtime = runtime
+        self._sink: StageSink | None = None
+        self._works: Works | None = None
+        self._live: dict[str, None] = {}
+
+    @property
+    def healthy(self) -> bool:
+        return self._works is not None
+
+    async def start(self, sink: StageSink) -> None:
+        stage = self._stage
+        if isinstance(stage, AsyncStage):
+            await stage.load()
+            self._works = TaskWorks(stage, self._push, lambda coro: self._runtime.spawn(coro, name="inproc-stage"))
+        else:
+            stage.load()
+            self._works = SteppedWorks(stage, self._push, asyncio.get_running_loop())
+        self._sink = sink
+
+    async def submit(self, request: StageRequest) -> None:
+        works = self._working()
+        if request.request_id in self._live:
+            raise ValueError(f"request {request.request_id!r} is already at this replica")
+        self._live[request.request_id] = None
+        works.submit(request.request_id, request)
+
+    async def update(self, request: StageRequest) -> None:
+        self._working().update(request.request_id, request)
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        known = [request_id for request_id in request_ids if request_id in self._live]
+        for request_id in known:
+            del self._live[request_id]
+        if known and self._works is not None:
+            self._works.abort(known)
+
+    async def close(self) -> None:
+        works = self._stop()
+        if works is None:
+            return
+        try:
+            if isinstance(self._stage, AsyncStage):
+                await self._stage.shutdown()
+            else:
+                self._stage.shutdown()
+        except Exception:
+            logger.exception("a stage failed to shut down")
+
+    def die(self, error: BaseException) -> None:
+        """End as a crashed worker process would: everything it ran is lost. For fault injection."""
+        sink = self._sink
+        if self._stop() is not None and sink is not None:
+            sink.on_dead(error)
+
+    def _stop(self) -> Works | None:
+        works, self._works = self._works, None
+        if works is not None:
+            live = list(self._live)
+            self._live.clear()
+            works.abort(live)
+        return works
+
+    def _working(self) -> Works:
+        if self._works is None:
+            raise StageFault(ErrorCode.REPLICA_UNAVAILABLE, "This replica is not running.")
+        return self._works
+
+    def _push(self, key: Key, output: RequestOutput) -> None:
+        if output.finished or output.error is not None:
+            self._live.pop(output.request_id, None)
+        if self._sink is not None:
+            self._sink.on_output(output)

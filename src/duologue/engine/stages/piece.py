@@ -1,0 +1,131 @@
+"""One piece of input through stage code, the same for every backend.
+
+Rules kept here:
+
+* state is opened by the first piece and closed exactly once: when the request finished, failed or was aborted;
+* whatever stage code raises becomes an error output of that request and nothing else;
+* a request always ends: when the last piece was processed without a finished output, one is made;
+* after an abort nothing of the request is delivered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from dataclasses import dataclass
+
+from duologue.engine.stages.contract import AsyncStage, Stage
+from duologue.errors import DuologueError, ErrorCode
+from duologue.log import init_logger
+from duologue.outputs import RequestOutput, StageError, StageRequest
+
+logger = init_logger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """One request inside a replica; stage code sees it as its :class:`StageControl`."""
+
+    request_id: str
+    cancelled: bool = False
+    ended: bool = False
+    opened: bool = False
+    state: object = None
+
+
+def run_piece(stage: Stage[object], work: Work, request: StageRequest) -> Generator[RequestOutput, None, None]:
+    """Outputs of one piece. Never raises; close the generator to stop early, then call :func:`close_work`."""
+    try:
+        if not work.opened:
+            work.state = stage.open(request)
+            work.opened = True
+        outputs = stage.process(work.state, request, work)
+        try:
+            for output in outputs:
+                _check(work, output)
+                yield output
+                if work.ended:
+                    break
+        finally:
+            _close_iterator(outputs)
+    except Exception as error:
+        yield _failed(work, error)
+    if not work.ended and ends_request(request):
+        yield _finished(work)
+    if work.ended:
+        close_work(stage, work)
+
+
+async def run_piece_async(
+    stage: AsyncStage[object], work: Work, request: StageRequest
+) -> AsyncGenerator[RequestOutput, None]:
+    """As :func:`run_piece` for asynchronous stage code; cancellation passes through."""
+    try:
+        if not work.opened:
+            work.state = stage.open(request)
+            work.opened = True
+        outputs = stage.process(work.state, request, work)
+        try:
+            async for output in outputs:
+                _check(work, output)
+                yield output
+                if work.ended:
+                    break
+        finally:
+            await _close_async_iterator(outputs)
+    except Exception as error:
+        yield _failed(work, error)
+    if not work.ended and ends_request(request):
+        yield _finished(work)
+    if work.ended:
+        close_work(stage, work)
+
+
+def close_work(stage: Stage[object] | AsyncStage[object], work: Work) -> None:
+    """Let stage code free what a request held. Idempotent, never raises."""
+    if not work.opened:
+        return
+    work.opened = False
+    state, work.state = work.state, None
+    try:
+        stage.close(state)
+    except Exception:
+        logger.exception("a stage failed to close the state of a request", extra={"request_id": work.request_id})
+
+
+def ends_request(request: StageRequest) -> bool:
+    """Whether no further piece of this request follows."""
+    return request.prompt.final
+
+
+def _check(work: Work, output: RequestOutput) -> None:
+    if output.request_id != work.request_id:
+        raise ValueError(f"the stage gave an output for request {output.request_id!r} instead of {work.request_id!r}")
+    if output.finished or output.error is not None:
+        work.ended = True
+
+
+def _finished(work: Work) -> RequestOutput:
+    work.ended = True
+    return RequestOutput(request_id=work.request_id, finished=True, finish_reason="stop")
+
+
+def _failed(work: Work, error: Exception) -> RequestOutput:
+    work.ended = True
+    if isinstance(error, DuologueError):
+        reason = StageError(error.code.value, error.message)
+    else:
+        logger.error("stage code failed", exc_info=error, extra={"request_id": work.request_id})
+        reason = StageError(ErrorCode.RUNTIME_STREAM_FAILED.value, f"{type(error).__name__}: {error}")
+    return RequestOutput(request_id=work.request_id, finish_reason="error", error=reason)
+
+
+def _close_iterator(outputs: Iterator[RequestOutput]) -> None:
+    close = getattr(outputs, "close", None)  # an iterator need not be a generator
+    if close is not None:
+        close()
+
+
+async def _close_async_iterator(outputs: AsyncIterator[RequestOutput]) -> None:
+    close = getattr(outputs, "aclose", None)
+    if close is not None:
+        await close()

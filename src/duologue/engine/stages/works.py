@@ -1,0 +1,271 @@
+"""The requests inside one replica: three ways to run stage code, with one face.
+
+* :class:`SteppedWorks`: blocking stage code on the loop, one output per turn of the loop (light stages, tests);
+* :class:`TaskWorks`: asynchronous stage code on a loop, one task per request that has work;
+* :class:`ThreadedWorks`: blocking stage code in ``concurrency`` threads (worker processes).
+
+Rules kept here: pieces of one request run in order, one at a time; a slot is held for a piece, not for a request;
+whoever waits for a slot gets it in order of arrival; an aborted request delivers nothing more and is closed once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from duologue.engine.stages.contract import AsyncStage, Stage
+from duologue.engine.stages.piece import Work, close_work, run_piece, run_piece_async
+from duologue.outputs import RequestOutput, StageRequest
+
+Key = int | str
+Push = Callable[[Key, RequestOutput], None]
+
+
+class Works(Protocol):
+    """Requests of one replica, each under a key that the caller chose."""
+
+    def submit(self, key: Key, request: StageRequest) -> None:
+        """A new request."""
+        ...
+
+    def update(self, key: Key, request: StageRequest) -> None:
+        """One more piece; ignored when the request is over."""
+        ...
+
+    def abort(self, keys: Sequence[Key]) -> None:
+        """Stop requests; unknown keys are ignored."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One request: what it still has to do, and the piece that runs."""
+
+    key: Key
+    work: Work
+    pieces: deque[StageRequest] = field(default_factory=deque)
+    busy: bool = False
+    running: Generator[RequestOutput, None, None] | None = None
+    task: asyncio.Task[None] | None = None
+
+
+class SteppedWorks:
+    """Blocking stage code on the loop. One output per turn, so that others and aborts get in between."""
+
+    def __init__(self, stage: Stage[object], push: Push, loop: asyncio.AbstractEventLoop) -> None:
+        self._stage = stage
+        self._push = push
+        self._call_soon = loop.call_soon
+        self._free = max(1, stage.concurrency)
+        self._waiting: deque[_Job] = deque()
+        self._jobs: dict[Key, _Job] = {}
+
+    def submit(self, key: Key, request: StageRequest) -> None:
+        job = self._jobs[key] = _Job(key, Work(request.request_id))
+        self._add(job, request)
+
+    def update(self, key: Key, request: StageRequest) -> None:
+        job = self._jobs.get(key)
+        if job is not None:
+            self._add(job, request)
+
+    def abort(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            job = self._jobs.pop(key, None)
+            if job is None:
+                continue
+            job.work.cancelled = True
+            job.pieces.clear()
+            if job.running is None:
+                close_work(self._stage, job.work)
+            # else the step that is due finds it cancelled, frees the slot and closes it
+
+    def _add(self, job: _Job, request: StageRequest) -> None:
+        job.pieces.append(request)
+        if not job.busy:
+            job.busy = True
+            self._waiting.append(job)
+            self._fill()
+
+    def _fill(self) -> None:
+        while self._free and self._waiting:
+            job = self._waiting.popleft()
+            if job.pieces:  # else aborted while it waited
+                self._free -= 1
+                job.running = run_piece(self._stage, job.work, job.pieces.popleft())
+                self._call_soon(self._step, job)
+
+    def _step(self, job: _Job) -> None:
+        running = job.running
+        if running is None:
+            return
+        output = None if job.work.cancelled else next(running, None)
+        if output is not None:
+            if job.work.ended:
+                self._jobs.pop(job.key, None)
+            self._push(job.key, output)
+            if not (job.work.ended or job.work.cancelled):
+                self._call_soon(self._step, job)
+                return
+        self._end_piece(job, running)
+
+    def _end_piece(self, job: _Job, running: Generator[RequestOutput, None, None]) -> None:
+        job.running = None
+        if job.work.cancelled:
+            running.close()
+            close_work(self._stage, job.work)
+        elif job.work.ended:
+            next(running, None)  # runs its end, which closes the request
+        self._free += 1
+        job.busy = False
+        if job.pieces and not job.work.ended:
+            job.busy = True
+            self._waiting.append(job)
+        self._fill()
+
+
+class TaskWorks:
+    """Asynchronous stage code: one task per request that has work. Used from the loop only."""
+
+    def __init__(
+        self,
+        stage: AsyncStage[object],
+        push: Push,
+        spawn: Callable[[Coroutine[object, object, None]], asyncio.Task[None]],
+    ) -> None:
+        self._stage = stage
+        self._push = push
+        self._spawn = spawn
+        self._jobs: dict[Key, _Job] = {}
+
+    def submit(self, key: Key, request: StageRequest) -> None:
+        job = self._jobs[key] = _Job(key, Work(request.request_id))
+        self._add(job, request)
+
+    def update(self, key: Key, request: StageRequest) -> None:
+        job = self._jobs.get(key)
+        if job is not None:
+            self._add(job, request)
+
+    def abort(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            job = self._jobs.pop(key, None)
+            if job is None:
+                continue
+            job.work.cancelled = True
+            job.pieces.clear()
+            if job.task is None:
+                close_work(self._stage, job.work)
+            elif job.task is not asyncio.current_task():
+                job.task.cancel()
+
+    def _add(self, job: _Job, request: StageRequest) -> None:
+        job.pieces.append(request)
+        if job.task is None:
+            self._start(job)
+
+    def _start(self, job: _Job) -> None:
+        job.task = self._spawn(self._run(job))
+        # Not a `finally` in the coroutine: a task that is cancelled before its first step never enters it.
+        job.task.add_done_callback(lambda _task: self._ended(job))
+
+    def _ended(self, job: _Job) -> None:
+        job.task = None
+        if job.work.ended or job.work.cancelled:
+            close_work(self._stage, job.work)
+        elif job.pieces:
+            self._start(job)
+
+    async def _run(self, job: _Job) -> None:
+        work = job.work
+        while job.pieces and not (work.ended or work.cancelled):
+            async with aclosing(run_piece_async(self._stage, work, job.pieces.popleft())) as outputs:
+                async for output in outputs:
+                    if work.cancelled:
+                        return
+                    if work.ended:
+                        self._jobs.pop(job.key, None)
+                    self._push(job.key, output)
+
+
+class ThreadedWorks:
+    """Blocking stage code in threads. ``push`` is called from those threads; after an abort it may be called once more.
+
+    The threads are daemons: a stage that never returns does not keep its process alive.
+    """
+
+    def __init__(self, stage: Stage[object], push: Push) -> None:
+        self._stage = stage
+        self._push = push
+        self._lock = threading.Lock()
+        self._jobs: dict[Key, _Job] = {}
+        self._ready: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        for number in range(max(1, stage.concurrency)):
+            threading.Thread(target=self._serve, name=f"stage-{number}", daemon=True).start()
+
+    def submit(self, key: Key, request: StageRequest) -> None:
+        job = _Job(key, Work(request.request_id))
+        with self._lock:
+            self._jobs[key] = job
+            self._add(job, request)
+
+    def update(self, key: Key, request: StageRequest) -> None:
+        with self._lock:
+            job = self._jobs.get(key)
+            if job is not None:
+                self._add(job, request)
+
+    def abort(self, keys: Sequence[Key]) -> None:
+        with self._lock:
+            for key in keys:
+                job = self._jobs.pop(key, None)
+                if job is None:
+                    continue
+                job.work.cancelled = True
+                job.pieces.clear()
+                if not job.busy:
+                    job.busy = True
+                    self._ready.put(job)  # stage code is closed where it runs: in a stage thread
+
+    def _add(self, job: _Job, request: StageRequest) -> None:
+        job.pieces.append(request)
+        if not job.busy:
+            job.busy = True
+            self._ready.put(job)
+
+    def _serve(self) -> None:
+        while True:
+            self._run(self._ready.get())
+
+    def _run(self, job: _Job) -> None:
+        with self._lock:
+            request = job.pieces.popleft() if job.pieces else None
+        if request is not None:
+            self._run_piece(job, request)
+        if job.work.cancelled or job.work.ended:
+            close_work(self._stage, job.work)
+            return
+        with self._lock:
+            if job.pieces or job.work.cancelled:
+                self._ready.put(job)
+            else:
+                job.busy = False
+
+    def _run_piece(self, job: _Job, request: StageRequest) -> None:
+        work = job.work
+        outputs = run_piece(self._stage, work, request)
+        for output in outputs:
+            if work.cancelled:
+                outputs.close()
+                return
+            if work.ended:
+                with self._lock:
+                    if self._jobs.get(job.key) is job:
+                        del self._jobs[job.key]
+            self._push(job.key, output)
