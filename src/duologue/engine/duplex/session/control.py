@@ -1,0 +1,272 @@
+"""The session's ears: input decoding, speech detection and turn-end judgement, and the settings these follow.
+
+Rules kept here:
+
+* commands reach the session in the order in which they arrived, except those that stop something: these go first, and
+  drop the input in front of them that they would have made pointless;
+* an append longer than a slice is decoded slice by slice with other sessions' work in between, and reaches the session
+  as several appends: its position in the order does not change;
+* a commit takes what the filters still hold back; a clear forgets it;
+* every ``Detect`` and ``ClassifyTurn`` is answered exactly once, also when the detector fails or is missing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from duologue.audio import AudioDataError, AudioFormat, AudioFormatError, DualDecoder
+from duologue.config.session import SessionConfig
+from duologue.engine.duplex.commands import (
+    AppendAudio,
+    BargeIn,
+    CancelInput,
+    CancelResponse,
+    ClearAudio,
+    ClearOutput,
+    CloseSession,
+    CommitAudio,
+    DuplexCommand,
+    SignalTurn,
+)
+from duologue.engine.duplex.core.effects import ApplyConfig, ClassifyTurn, Detect, JudgeConfig
+from duologue.engine.duplex.core.items import (
+    AudioAppended,
+    CommandReceived,
+    CommandRefused,
+    ConfigJudged,
+    DetectorFailed,
+    SpeechScored,
+    TurnClassified,
+)
+from duologue.engine.duplex.session.context import DuplexSessionContext
+from duologue.engine.duplex.session.detection import DetectionService, DetectionStream
+from duologue.engine.duplex.session.emitter import SessionEmitter
+from duologue.engine.duplex.session.model_channel import ModelChannel, PluginFault
+from duologue.errors import DuologueError, ErrorCode
+from duologue.log import init_logger
+
+logger = init_logger(__name__)
+
+SLICE_BYTES = 96_000
+"""How much of an append is decoded in one go: about two seconds of PCM16 at 24 kHz."""
+
+_URGENT = (BargeIn, CancelInput, CancelResponse, ClearOutput, CloseSession, SignalTurn)
+_FORGETS_INPUT = (BargeIn, CancelInput, CloseSession)
+
+
+class SessionControl:
+    """One session's front end (see module docstring)."""
+
+    def __init__(
+        self,
+        ctx: DuplexSessionContext,
+        out: SessionEmitter,
+        model: ModelChannel,
+        *,
+        wait_for_append_tail: Callable[[], bool],
+        detection: DetectionService | None = None,
+    ) -> None:
+        self._ctx = ctx
+        self.out = out
+        self.model = model
+        self.wait_for_append_tail = wait_for_append_tail
+        self._detection = detection
+        self._stream: DetectionStream | None = None
+        self._model_rate_hz = ctx.plugin.capabilities.input_rate_hz
+        self._format = ctx.session.config.input_format
+        self._decoder = DualDecoder(self._format, self._model_rate_hz)
+        self._waiting: deque[DuplexCommand] = deque()
+        self._scheduled = False
+        self._closed = False
+
+    # Commands
+
+    def receive(self, command: DuplexCommand) -> None:
+        """Take one client command."""
+        if self._waiting and not isinstance(command, _URGENT):
+            self._waiting.append(command)
+        else:
+            self._take(command)
+
+    def _take(self, command: DuplexCommand) -> None:
+        match command:
+            case AppendAudio():
+                self._append(command)
+            case CommitAudio():
+                self._appended(self._decoder.flush())
+                self._ctx.services.apply(CommandReceived(command=command))
+            case ClearAudio():
+                self._decoder.reset()
+                self._ctx.services.apply(CommandReceived(command=command))
+            case _:
+                if isinstance(command, _FORGETS_INPUT):
+                    self._forget_input()
+                self._ctx.services.apply(CommandReceived(command=command))
+
+    def _forget_input(self) -> None:
+        self._decoder.reset()
+        kept = [command for command in self._waiting if not isinstance(command, AppendAudio | CommitAudio)]
+        self._waiting = deque(kept)
+
+    def _append(self, command: AppendAudio) -> None:
+        audio = command.audio
+        if len(audio) <= SLICE_BYTES:
+            self._decode(command, audio)
+            return
+        pieces = [audio[start : start + SLICE_BYTES] for start in range(0, len(audio), SLICE_BYTES)]
+        self._decode(command, pieces[0])
+        later = [
+            AppendAudio(
+                audio=piece,
+                event_id=command.event_id,
+                overlap_hint=command.overlap_hint,
+                force_listen=command.force_listen,
+                force_barge_in=False,
+                is_speech=command.is_speech,
+            )
+            for piece in pieces[1:]
+        ]
+        self._waiting.extendleft(reversed(later))
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled and self._waiting:
+            self._scheduled = True
+            self._ctx.runtime.call_at(self._ctx.runtime.now(), self._continue)
+
+    def _continue(self) -> None:
+        self._scheduled = False
+        while self._waiting and not self._closed:
+            command = self._waiting.popleft()
+            self._take(command)
+            if isinstance(command, AppendAudio):
+                break
+        self._schedule()
+
+    def _decode(self, command: AppendAudio, audio: bytes) -> None:
+        try:
+            pcm, detector_pcm = self._decoder.decode(audio)
+        except (AudioDataError, AudioFormatError) as exc:
+            self._ctx.services.apply(
+                CommandRefused(code=ErrorCode.BAD_AUDIO, message=str(exc), event_id=command.event_id, param="audio")
+            )
+            return
+        self._ctx.services.apply(
+            AudioAppended(
+                pcm=pcm,
+                detector_pcm=None if detector_pcm is pcm else detector_pcm,
+                event_id=command.event_id,
+                overlap_hint=command.overlap_hint,
+                force_listen=command.force_listen,
+                force_barge_in=command.force_barge_in,
+                is_speech=command.is_speech,
+            )
+        )
+
+    def _appended(self, decoded: tuple[bytes, bytes]) -> None:
+        pcm, detector_pcm = decoded
+        if pcm or detector_pcm:
+            same = detector_pcm is pcm
+            self._ctx.services.apply(AudioAppended(pcm=pcm, detector_pcm=None if same else detector_pcm))
+
+    @property
+    def waiting_commands(self) -> int:
+        """Commands that wait for a long append in front of them."""
+        return len(self._waiting)
+
+    # Detection
+
+    def detect(self, effect: Detect) -> None:
+        """Score speech."""
+        number = effect.number
+        if self._detection is None:
+            self._ctx.services.apply(
+                DetectorFailed(number=number, kind="speech", message="No speech detector is configured.")
+            )
+            return
+        if self._stream is None:
+            self._stream = self._detection.open_stream()
+
+        def answer(verdict: tuple[float, ...] | Exception) -> None:
+            if isinstance(verdict, Exception):
+                self._ctx.services.apply(DetectorFailed(number=number, kind="speech", message=_why(verdict)))
+            else:
+                self._ctx.services.apply(SpeechScored(number=number, probabilities=verdict))
+
+        self._stream.score(effect.pcm, reset=effect.reset, answer=answer)
+
+    def classify(self, effect: ClassifyTurn) -> None:
+        """Judge whether a turn is complete."""
+        number = effect.number
+        if self._detection is None:
+            self._ctx.services.apply(
+                DetectorFailed(number=number, kind="turn_end", message="No turn-end classifier is configured.")
+            )
+            return
+
+        def answer(verdict: float | Exception) -> None:
+            if self._closed:
+                return
+            if isinstance(verdict, Exception):
+                self._ctx.services.apply(DetectorFailed(number=number, kind="turn_end", message=_why(verdict)))
+            else:
+                self._ctx.services.apply(TurnClassified(number=number, probability=verdict))
+
+        self._detection.classify_turn(effect.pcm, answer)
+
+    # Settings
+
+    def judge(self, effect: JudgeConfig) -> None:
+        """May the session change to this configuration?"""
+        number = effect.number
+        try:
+            self._ctx.plugin.validate_config(effect.config)
+        except DuologueError as exc:
+            verdict = ConfigJudged(number=number, code=exc.code, message=exc.message, param=exc.param)
+        except Exception as exc:
+            message = "The model plugin could not judge the settings."
+            verdict = ConfigJudged(number=number, code=ErrorCode.RUNTIME_PLUGIN_FAILED, message=message)
+            self._ctx.services.plugin_failed("validate_config", exc)
+        else:
+            verdict = ConfigJudged(number=number)
+        self._ctx.services.apply(verdict)
+
+    def configure(self, effect: ApplyConfig) -> None:
+        """A configuration is in force."""
+        self._set_format(effect.config)
+        try:
+            self.model.configure(effect.config, effect.generation)
+        except PluginFault as fault:
+            self._ctx.services.plugin_failed(fault.hook, fault.__cause__ or fault)
+        except RuntimeError:
+            # A stage has no live replica now; the next append asks again and fails with that reason.
+            logger.warning("Settings not applied to the stages yet", extra={"session_id": self._ctx.session_id})
+
+    def _set_format(self, config: SessionConfig) -> None:
+        if config.input_format == self._format:
+            return
+        self._appended(self._decoder.flush())
+        self._format = config.input_format
+        self._decoder = DualDecoder(self._format, self._model_rate_hz)
+
+    @property
+    def input_format(self) -> AudioFormat:
+        """The format in which appends are read."""
+        return self._format
+
+    def stop_input(self) -> None:
+        """The session is closing: what still waits to be decoded is not wanted."""
+        self._waiting.clear()
+
+    def close(self) -> None:
+        """The session is over."""
+        self._closed = True
+        self._waiting.clear()
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+
+def _why(exc: Exception) -> str:
+    return f"Detection failed ({type(exc).__name__})."
