@@ -1,0 +1,96 @@
+"""Opening a session: addresses, keys, dialects.
+
+Rule kept here: an address may be given as people write it (a host with a port, http://, ws://, with or without the
+path); what is missing is filled in, what is wrong is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Final
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from duologue.client.fault import ConnectError, SessionEndedError
+from duologue.client.link import Link, ReconnectPolicy, Tap
+from duologue.client.session import ClientSession
+from duologue.client.socket import Opener, open_websocket
+from duologue.wire.decoder import Dialect
+from duologue.wire.objects import Session
+from duologue.wire.server_events import ServerEvent
+
+PATH: Final = "/v1/realtime"
+_SCHEMES: Final = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss", "": "ws"}
+
+
+def realtime_url(url: str, *, dialect: Dialect, model: str | None = None, resume: bool = False) -> str:
+    """The WebSocket address for `url`. Raises ConnectError if it cannot be one."""
+    written = url if "://" in url else f"//{url}"
+    parts = urlsplit(written)
+    scheme = _SCHEMES.get(parts.scheme)
+    if scheme is None or not parts.netloc:
+        raise ConnectError(f"{url!r} is not a usable address: write ws://HOST:PORT or wss://HOST")
+    path = parts.path if parts.path not in ("", "/") else PATH
+    query = dict(parse_qsl(parts.query))
+    if model is not None:
+        query["model"] = model
+    if dialect == "duplex":
+        query["duplex"] = "1"
+        query["autostart"] = "0"  # the first message opens the session, with the settings in it
+        if resume:
+            query["resume"] = "1"
+    return urlunsplit((scheme, parts.netloc, path, urlencode(query), ""))
+
+
+@asynccontextmanager
+async def connect(
+    url: str,
+    *,
+    api_key: str | None = None,
+    dialect: Dialect = "duplex",
+    model: str | None = None,
+    session: Session | None = None,
+    headers: Mapping[str, str] | None = None,
+    reconnect: ReconnectPolicy | None = None,
+    heartbeat_period_s: float = 30.0,
+    tap: Tap | None = None,
+    opener: Opener = open_websocket,
+    jitter: Callable[[], float] | None = None,
+) -> AsyncIterator[ClientSession]:
+    """A session for the length of an ``async with`` block; raises ConnectError if it cannot be opened.
+
+    `url`: ``ws://host:port`` (or http, or ``host:port``); the path is filled in. `session`: settings to start with.
+    `dialect`: ``duplex`` (playback, resume, heartbeats) or ``ga`` (OpenAI's). `reconnect`: ``None`` is the default
+    policy; resuming needs the duplex dialect. `tap` sees every frame. `opener` and `jitter` are for tests.
+    """
+    authorised = dict(headers or {})
+    if api_key:
+        authorised["Authorization"] = f"Bearer {api_key}"
+    link = Link(
+        url=realtime_url(url, dialect=dialect, model=model),
+        resume_url=realtime_url(url, dialect=dialect, model=model, resume=True),
+        headers=authorised,
+        dialect=dialect,
+        opener=opener,
+        on_event=_nowhere,
+        on_end=_unheard,
+        tap=tap,
+        policy=reconnect or ReconnectPolicy(),
+        heartbeat_period_s=heartbeat_period_s,
+    )
+    if jitter is not None:
+        link.jitter = jitter
+    opened = ClientSession(link)
+    try:
+        await opened.wait_open(session)
+        yield opened
+    finally:
+        await opened.close()
+
+
+def _nowhere(_: ServerEvent) -> None:
+    """Replaced by the session before anything can arrive."""
+
+
+def _unheard(_: SessionEndedError) -> None:
+    """Replaced by the session before anything can end."""
