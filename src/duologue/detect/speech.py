@@ -3,7 +3,8 @@
 Rules kept here:
 
 * frames of one session are scored in order, each with the state the previous one left; sessions share a call but
-  nothing else, so a session's figures do not depend on who else is in the batch (beyond rounding, about 1e-6);
+  nothing else, so a session's figures do not depend on who else is in the batch, beyond the rounding of a matrix
+  product (about 1e-6);
 * what enters a model's state is finite and within [-1, 1], whatever the input was;
 * how a byte stream was cut into appends, odd bytes included, never changes the frames.
 """
@@ -17,41 +18,38 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from duologue.detect.onnx import OnnxGraph, Tensor
+from duologue.detect.silero import CONTEXT_SAMPLES, FRAME_SAMPLES, STATE_WIDTH, SileroNetwork
 
 RATE_HZ = 16_000
-FRAME_SAMPLES = 512
 FRAME_BYTES = 2 * FRAME_SAMPLES
 FRAME_MS = 32
 MODEL_FILE = "silero_vad_16k_op15.onnx"
 
-_CONTEXT_SAMPLES = 64  # the model wants the tail of the previous frame before each frame
-_STATE_WIDTH = 128
+# One array per session, so that a batch is gathered in one go.
+_HIDDEN = slice(0, STATE_WIDTH)
+_CELL = slice(STATE_WIDTH, 2 * STATE_WIDTH)
+_CONTEXT = slice(2 * STATE_WIDTH, 2 * STATE_WIDTH + CONTEXT_SAMPLES)
+_MEMORY_WIDTH = _CONTEXT.stop
+
 _PCM16_SCALE = np.float32(1 / 32768)
 
 Frames = NDArray[np.float32]
 Probabilities = NDArray[np.float32]
 
 
-def _silent_context() -> Frames:
-    return np.zeros(_CONTEXT_SAMPLES, np.float32)
-
-
-def _silent_recurrent() -> Frames:
-    return np.zeros((2, _STATE_WIDTH), np.float32)
+def _nothing_heard() -> Frames:
+    return np.zeros(_MEMORY_WIDTH, np.float32)
 
 
 @dataclass(slots=True)
 class SpeechState:
-    """What the model remembers of one session. Opaque: only SpeechScorer reads or writes it."""
+    """What the model remembers of one session (1.3 KiB). Opaque: only SpeechScorer reads or writes it."""
 
-    recurrent: Frames = field(default_factory=_silent_recurrent)
-    context: Frames = field(default_factory=_silent_context)
+    memory: Frames = field(default_factory=_nothing_heard)
 
     def reset(self) -> None:
         """Forget everything heard, as if the session had just opened."""
-        self.recurrent = _silent_recurrent()
-        self.context = _silent_context()
+        self.memory = _nothing_heard()
 
 
 class SpeechFramer:
@@ -83,10 +81,9 @@ class SpeechFramer:
 class SpeechScorer:
     """The model. One instance serves all sessions of a process; not for two threads at once."""
 
-    def __init__(self, models_dir: Path, *, threads: int = 1) -> None:
-        """Load the weights from `models_dir`. Raises ModelUnavailableError if they or onnxruntime are missing."""
-        self._graph = OnnxGraph(models_dir / MODEL_FILE, threads=threads)
-        self._rate = np.array(RATE_HZ, np.int64)
+    def __init__(self, models_dir: Path) -> None:
+        """Load the weights from `models_dir`. Raises ModelUnavailableError if they are missing or damaged."""
+        self._network = SileroNetwork(models_dir / MODEL_FILE)
 
     def score(self, batch: Sequence[tuple[SpeechState, Frames]]) -> list[Probabilities]:
         """Probability of speech in each frame, and the states moved on past those frames.
@@ -96,43 +93,54 @@ class SpeechScorer:
         Raises ValueError for frames of another shape, or if one state appears twice (its order would be undefined);
         no state has changed then.
         """
-        frames = [checked_frames(entry) for _, entry in batch]
-        if len({id(state) for state, _ in batch}) != len(batch):
+        states = [state for state, _ in batch]
+        if len({id(state) for state in states}) != len(batch):
             raise ValueError("a session may appear only once in a batch: join its frames in order first")
-        scores = [np.empty(len(entry), np.float32) for entry in frames]
-        for step in range(max(map(len, frames), default=0)):
-            rows = [row for row, entry in enumerate(frames) if len(entry) > step]
-            probabilities = self._step([batch[row][0] for row in rows], [frames[row][step] for row in rows])
-            for column, row in enumerate(rows):
-                scores[row][step] = probabilities[column]
+        lengths = np.array([frame_count(entry) for _, entry in batch], np.intp)
+        if not lengths.any():
+            return [np.empty(0, np.float32) for _ in batch]
+        frames = checked_frames(np.concatenate([entry for _, entry in batch]))
+        memory = np.concatenate([state.memory for state in states]).reshape(len(states), _MEMORY_WIDTH)
+        ends = np.cumsum(lengths)
+        scores = self._score(frames, memory, ends - lengths, lengths)
+        heard = lengths > 0
+        memory[heard, _CONTEXT] = frames[ends[heard] - 1, -CONTEXT_SAMPLES:]
+        for row, state in enumerate(states):
+            # Into the state's own memory: a view would keep the whole batch alive for as long as the session idles.
+            state.memory[:] = memory[row]
+        return [scores[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+
+    def _score(
+        self, frames: Frames, memory: Frames, starts: NDArray[np.intp], lengths: NDArray[np.intp]
+    ) -> Probabilities:
+        """Scores of all frames, which lie below each other by session; hidden and cell memory is moved on."""
+        heard = lengths > 0
+        windows = np.empty((len(frames), CONTEXT_SAMPLES + FRAME_SAMPLES), np.float32)
+        windows[:, CONTEXT_SAMPLES:] = frames
+        windows[1:, :CONTEXT_SAMPLES] = frames[:-1, -CONTEXT_SAMPLES:]
+        windows[starts[heard], :CONTEXT_SAMPLES] = memory[heard, _CONTEXT]
+        encoded = self._network.encode(windows)
+        scores = np.empty(len(frames), np.float32)
+        for step in range(int(lengths.max())):
+            rows = np.flatnonzero(lengths > step)
+            at = starts[rows] + step
+            moved = self._network.advance(encoded[at], memory[rows, _HIDDEN], memory[rows, _CELL])
+            scores[at], memory[rows, _HIDDEN], memory[rows, _CELL] = moved
         return scores
 
-    def _step(self, states: list[SpeechState], frames: list[Frames]) -> Probabilities:
-        """One frame of each of these sessions in one call; moves their states on."""
-        count = len(states)
-        window = np.empty((count, _CONTEXT_SAMPLES + FRAME_SAMPLES), np.float32)
-        recurrent = np.empty((2, count, _STATE_WIDTH), np.float32)
-        for column, (state, frame) in enumerate(zip(states, frames, strict=True)):
-            window[column, :_CONTEXT_SAMPLES] = state.context
-            window[column, _CONTEXT_SAMPLES:] = frame
-            recurrent[:, column] = state.recurrent
-        feeds: dict[str, Tensor] = {"input": window, "state": recurrent, "sr": self._rate}
-        output, moved = self._graph.run(feeds, ("output", "stateN"))
-        for column, state in enumerate(states):
-            state.recurrent = moved[:, column]
-            state.context = window[column, -_CONTEXT_SAMPLES:]
-        probabilities: Probabilities = output[:, 0]
-        return probabilities
+
+def frame_count(frames: Frames) -> int:
+    """Rows of an array of frames. Raises ValueError if it is not one."""
+    if frames.ndim != 2 or frames.shape[1] != FRAME_SAMPLES:
+        raise ValueError(f"frames must be [n, {FRAME_SAMPLES}] at {RATE_HZ} Hz, not {list(frames.shape)}")
+    return len(frames)
 
 
 def checked_frames(frames: Frames) -> Frames:
-    """The frames as the model may see them: right shape, finite, within [-1, 1]."""
-    if frames.ndim != 2 or frames.shape[1] != FRAME_SAMPLES:
-        raise ValueError(f"frames must be [n, {FRAME_SAMPLES}] at {RATE_HZ} Hz, not {list(frames.shape)}")
-    if frames.size == 0:
-        return frames
+    """The frames as the model may see them: float32, finite, within [-1, 1]."""
+    frames = frames.astype(np.float32, copy=False)
     # min and max are NaN if any sample is, so this one comparison also finds what is not a number.
-    if float(frames.min()) >= -1.0 and float(frames.max()) <= 1.0:
+    if frames.size == 0 or (float(frames.min()) >= -1.0 and float(frames.max()) <= 1.0):
         return frames
     finite: Frames = np.nan_to_num(frames, nan=0.0, posinf=1.0, neginf=-1.0)
     return np.clip(finite, -1.0, 1.0)

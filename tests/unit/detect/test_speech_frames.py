@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from duologue.detect.speech import (
     SpeechScorer,
     SpeechState,
     checked_frames,
+    frame_count,
 )
 from duologue.detect.weights import ModelUnavailableError, require_weights
 
@@ -27,7 +29,7 @@ def test_frames_do_not_depend_on_how_the_stream_was_cut(pcm: bytes, cuts: list[i
     expected = whole.push(pcm)
     pieces = SpeechFramer()
     edges = [0, *sorted(min(cut, len(pcm)) for cut in cuts), len(pcm)]
-    frames = [pieces.push(pcm[start:end]) for start, end in zip(edges, edges[1:], strict=False)]
+    frames = [pieces.push(pcm[start:end]) for start, end in itertools.pairwise(edges)]
     assert np.array_equal(np.concatenate(frames), expected)
     assert pieces.pending_bytes == whole.pending_bytes == len(pcm) - len(expected) * FRAME_BYTES
 
@@ -60,17 +62,14 @@ def test_what_is_no_sample_never_reaches_the_model(poison: float) -> None:
 @pytest.mark.parametrize("shape", [(FRAME_SAMPLES,), (2, FRAME_SAMPLES - 1), (1, 1, FRAME_SAMPLES)])
 def test_frames_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="512"):
-        checked_frames(np.zeros(shape, np.float32))
+        frame_count(np.zeros(shape, np.float32))
 
 
 def test_a_reset_state_equals_a_new_one() -> None:
     state = SpeechState()
-    state.recurrent = state.recurrent + 1
-    state.context = state.context + 1
+    state.memory += 1
     state.reset()
-    fresh = SpeechState()
-    assert np.array_equal(state.recurrent, fresh.recurrent)
-    assert np.array_equal(state.context, fresh.context)
+    assert np.array_equal(state.memory, SpeechState().memory)
 
 
 def test_missing_weights_say_which_file_and_what_to_type(tmp_path: Path) -> None:
