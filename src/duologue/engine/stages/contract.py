@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from duologue.config.stage_config import ModelConfig
 from duologue.outputs import RequestOutput, SamplingParams, StageRequest
@@ -74,7 +74,7 @@ class AsyncStage(abc.ABC, Generic[StateT]):
         """The replica is closing."""
 
 
-AnyStage = Stage[object] | AsyncStage[object]
+AnyStage = Stage[Any] | AsyncStage[Any]
 
 
 class StageSink(Protocol):

@@ -1,0 +1,340 @@
+"""The process backend: one worker process per replica, spoken to over a Unix socket pair.
+
+Rules kept here:
+
+* submitting is writing a frame: order is the socket's, and only a full socket makes a caller wait;
+* an abort takes effect here at once: its outputs are dropped from then on, whatever the worker still sends;
+* a worker that dies is noticed by the end of its socket, one that hangs by a missed heartbeat; both are reported once;
+* nothing here blocks the loop: processes are waited for by looking, never by joining, and each wait has a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duologue.config.stage_config import ModelConfig
+from duologue.engine.stages.arena import Ring, create_memory
+from duologue.engine.stages.contract import StageClient, StageSink
+from duologue.engine.stages.frames import (
+    Abort,
+    Configure,
+    FrameReader,
+    FrameWriter,
+    FromWorker,
+    Output,
+    Ping,
+    Pong,
+    Ready,
+    StartFailed,
+    Stop,
+    Submit,
+    ToWorker,
+    Update,
+    from_worker,
+)
+from duologue.engine.stages.stderr import forward_lines
+from duologue.errors import ClientFault, ErrorCode, StageFault
+from duologue.log import init_logger
+from duologue.outputs import Options, RequestOutput, SamplingParams, StageRequest
+
+if TYPE_CHECKING:
+    from duologue.clock import Runtime, TimerHandle
+
+logger = init_logger(__name__)
+
+_LOOK_EVERY_S = 0.01
+_TERM_AFTER = 0.5  # of the close time-out: then SIGTERM, at its end SIGKILL
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker runs and how patient its parent is. Times in seconds.
+
+    ``factory`` is ``package.module:name``, called in the worker with ``options`` as keywords. ``environment`` is added
+    to the parent's; inference libraries get one thread unless it says otherwise.
+    """
+
+    factory: str
+    options: Options = {}
+    name: str = "stage"
+    sampling: SamplingParams = SamplingParams()
+    model: ModelConfig = ModelConfig()
+    environment: dict[str, str] = {}
+    start_timeout_s: float = 120.0
+    heartbeat_s: float = 2.0
+    heartbeat_timeout_s: float = 10.0
+    close_timeout_s: float = 5.0
+    log_level: str = "info"
+
+
+class ProcessClient(StageClient, asyncio.Protocol):
+    """One replica in a process of its own."""
+
+    def __init__(self, spec: WorkerSpec, *, runtime: Runtime) -> None:
+        self.default_sampling_params = spec.sampling
+        self.model_config = spec.model
+        self._spec = spec
+        self._runtime = runtime
+        self._sink: StageSink | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._transport: asyncio.Transport | None = None
+        self._reader: FrameReader[FromWorker] = FrameReader(from_worker)
+        self._writer = FrameWriter()
+        self._rings: list[Ring] = []
+        self._ready: asyncio.Future[None] | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._numbers: dict[str, int] = {}
+        self._live: dict[int, str] = {}
+        self._last_number = 0
+        self._heard_at = 0.0
+        self._timer: TimerHandle | None = None
+        self._up = False
+        self._closing = False
+
+    # ---------------------------------------------------------------- life
+
+    @property
+    def healthy(self) -> bool:
+        return self._up and not self._closing
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process id, once it was started."""
+        return None if self._process is None else self._process.pid
+
+    async def start(self, sink: StageSink) -> None:
+        """Start the worker and wait until its stage is loaded.
+
+        Raises :class:`StageFault` when it can't be started or is not ready in ``start_timeout_s``.
+        """
+        loop = asyncio.get_running_loop()
+        self._sink = sink
+        self._ready = loop.create_future()
+        try:
+            ours, self._process = self._spawn()
+        except OSError as error:
+            raise StageFault(
+                ErrorCode.REPLICA_UNAVAILABLE, f"Worker {self._spec.name} can't be started: {error}"
+            ) from error
+        await forward_lines(self._process, self._spec.name)
+        await loop.create_unix_connection(lambda: self, sock=ours)
+        spec = self._spec
+        self._write(Configure(spec.factory, spec.options, spec.log_level))
+        try:
+            async with asyncio.timeout(spec.start_timeout_s):
+                await self._ready
+        except TimeoutError:
+            raise StageFault(
+                ErrorCode.REPLICA_UNAVAILABLE,
+                f"Worker {spec.name} was not ready after {spec.start_timeout_s:g} s; "
+                "raise its start_timeout_s if it loads large weights.",
+            ) from None
+        self._up = True
+        self._heard_at = self._runtime.now()
+        self._timer = self._runtime.call_at(self._heard_at + spec.heartbeat_s, self._beat)
+
+    def _spawn(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+        ours, theirs = socket.socketpair()
+        memories: list[int] = []
+        try:
+            memories += [create_memory(), create_memory()]
+            process = self._start_process([theirs.fileno(), *memories])
+            self._rings = [Ring(memory) for memory in memories]
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            for memory in memories:
+                os.close(memory)
+        ours.setblocking(False)
+        self._writer, self._reader = FrameWriter(self._rings[0]), FrameReader(from_worker, self._rings[1])
+        return ours, process
+
+    def _start_process(self, descriptors: list[int]) -> subprocess.Popen[bytes]:
+        environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **os.environ, **self._spec.environment}
+        arguments = [str(number) for number in (os.getpid(), *descriptors)]
+        return subprocess.Popen(
+            [sys.executable, "-m", "duologue.engine.stages.worker", *arguments],
+            pass_fds=descriptors,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,  # Ctrl-C in a terminal is for the parent alone
+        )
+
+    async def close(self) -> None:
+        """Stop the worker: asked first, then SIGTERM, then SIGKILL, all within ``close_timeout_s``. Idempotent."""
+        self._closing = True
+        self._forget_requests()
+        if self._timer is not None:
+            self._timer.cancel()
+        process = self._process
+        if process is not None and process.returncode is None:
+            self._write(Stop())
+            bound = self._spec.close_timeout_s
+            if not await self._ended(process, bound * _TERM_AFTER):
+                process.send_signal(signal.SIGTERM)
+                if not await self._ended(process, bound * (1 - _TERM_AFTER)):
+                    logger.warning("worker did not end when asked; killed", extra={"worker": self._spec.name})
+                    process.kill()
+                    await self._ended(process, bound)
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+        for ring in self._rings:
+            ring.close()
+        self._rings = []
+
+    async def _ended(self, process: subprocess.Popen[bytes], within_s: float) -> bool:
+        deadline = self._runtime.now() + within_s
+        while process.poll() is None:
+            if self._runtime.now() >= deadline:
+                return False
+            await asyncio.sleep(_LOOK_EVERY_S)
+        return True
+
+    def _beat(self) -> None:
+        spec = self._spec
+        now = self._runtime.now()
+        if now - self._heard_at > spec.heartbeat_timeout_s:
+            self._lost(f"has not answered for {now - self._heard_at:.1f} s and was killed")
+            return
+        self._write(Ping())
+        self._timer = self._runtime.call_at(now + spec.heartbeat_s, self._beat)
+
+    def _lost(self, why: str) -> None:
+        """The worker is gone or useless: make sure that it is gone, and say so once."""
+        error = StageFault(ErrorCode.REPLICA_UNAVAILABLE, f"Worker {self._spec.name} (process {self.pid}) {why}.")
+        was_up, self._up = self._up, False
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+        self._forget_requests()
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(error)
+        if was_up and not self._closing and self._sink is not None:
+            self._sink.on_dead(error)
+
+    def _forget_requests(self) -> None:
+        self._numbers.clear()
+        self._live.clear()
+
+    # ---------------------------------------------------------------- requests
+
+    async def submit(self, request: StageRequest) -> None:
+        """Send a new request. Raises :class:`ClientFault` (``payload_unencodable``) when it can't be encoded."""
+        self._check_up()
+        if request.request_id in self._numbers:
+            raise ValueError(f"request {request.request_id!r} is already at this replica")
+        number = self._last_number + 1
+        self._write(Submit(number, request))
+        self._last_number = number
+        self._numbers[request.request_id] = number
+        self._live[number] = request.request_id
+        await self._drained()
+
+    async def update(self, request: StageRequest) -> None:
+        """Send one more piece; ignored when the request is over. Errors as for :meth:`submit`."""
+        self._check_up()
+        number = self._numbers.get(request.request_id)
+        if number is not None:
+            self._write(Update(number, request))
+            await self._drained()
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        numbers = [number for number in (self._numbers.pop(name, None) for name in request_ids) if number is not None]
+        for number in numbers:
+            del self._live[number]
+        if numbers and self._up:
+            self._write(Abort(tuple(numbers)))
+
+    def _check_up(self) -> None:
+        if not self.healthy:
+            raise StageFault(ErrorCode.REPLICA_UNAVAILABLE, f"Worker {self._spec.name} is not running.")
+
+    def _write(self, message: ToWorker) -> None:
+        try:
+            data = self._writer.frame(message)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ClientFault(
+                ErrorCode.PAYLOAD_UNENCODABLE, f"The input for stage {self._spec.name} can't be sent: {error}"
+            ) from error
+        if self._transport is not None:
+            self._transport.write(data)
+
+    async def _drained(self) -> None:
+        if not self._writable.is_set():
+            await self._writable.wait()
+            self._check_up()
+
+    # ---------------------------------------------------------------- the socket
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at = self._runtime.now()
+        try:
+            messages = self._reader.feed(data)
+        except ValueError as error:
+            self._lost(f"sent what can't be read and was killed: {error}")
+            return
+        for message in messages:
+            self._take(message)
+
+    def _take(self, message: FromWorker) -> None:
+        match message:
+            case Output(number, output):
+                self._take_output(number, output)
+            case Ready():
+                if self._ready is not None and not self._ready.done():
+                    self._ready.set_result(None)
+            case StartFailed(text):
+                self._lost(f"could not start its stage: {text}")
+            case Pong():
+                pass
+
+    def _take_output(self, number: int, output: RequestOutput) -> None:
+        request_id = self._live.get(number)
+        if request_id is None:
+            return  # aborted while the output was under way
+        if output.finished or output.error is not None:
+            del self._live[number]
+            del self._numbers[request_id]
+        if self._sink is not None:
+            self._sink.on_output(output)
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._writable.set()
+        if self._closing:
+            return
+        code = None if self._process is None else self._process.poll()
+        self._lost("died" if code is None else f"ended with {_named(code)}")
+
+
+def _named(returncode: int) -> str:
+    if returncode < 0:
+        try:
+            return signal.Signals(-returncode).name
+        except ValueError:
+            return f"signal {-returncode}"
+    return f"exit code {returncode}"
