@@ -12,10 +12,12 @@ from collections.abc import Sequence
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*|\d+")
 _ORDINAL = re.compile(r"\b(\d+)(?:st|nd|rd|th)\b")
 _GROUPED = re.compile(r"(?<=\d),(?=\d{3}\b)")
-_SMALL = tuple(
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen".split()  # noqa: SIM905 - a list of twenty literals reads worse
+# fmt: off
+_SMALL = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
 )
+# fmt: on
 _TENS = ("zero", "ten", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 _SPELLING = {"ok": "okay", "mr": "mister", "mrs": "missus", "dr": "doctor", "percent": "percent"}
 

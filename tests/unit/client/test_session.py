@@ -1,0 +1,552 @@
+"""The client against a scripted server, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from duologue.client import (
+    ClientSession,
+    ConnectError,
+    ReconnectPolicy,
+    RequestError,
+    SessionEndedError,
+    UnknownEvent,
+    connect,
+)
+from duologue.sim.loop import virtual
+from duologue.wire.objects import Session
+from duologue.wire.server_events import ResyncRequired, ServerEvent, SessionClosed
+from tests.unit.client.scripted import (
+    ScriptedServer,
+    ScriptedSocket,
+    accept,
+    answer_close,
+    audio,
+    response_object,
+    session_object,
+)
+
+
+def joined(server: ScriptedServer, **options: Any) -> Any:
+    return connect("ws://h:1", opener=server.open, jitter=lambda: 1.0, **options)
+
+
+def background(coro: Any) -> asyncio.Task[Any]:
+    return asyncio.create_task(coro)
+
+
+async def closing(socket: ScriptedSocket) -> asyncio.Task[None]:
+    return background(answer_close(socket))
+
+
+async def collect(session: ClientSession, count: int) -> list[ServerEvent]:
+    events: list[ServerEvent] = []
+    async for event in session.events():
+        events.append(event)
+        if len(events) == count:
+            break
+    return events
+
+
+@virtual
+async def test_a_duplex_session_opens_with_its_settings_and_closes_in_order() -> None:
+    server = ScriptedServer()
+    task = background(accept(server))
+    async with joined(server, api_key="k", session=Session(instructions="be brief"), model="m") as session:
+        socket = await task
+        assert session.session_id == "duplex-1"
+        assert socket.url == "ws://h:1/v1/realtime?model=m&duplex=1&autostart=0"
+        assert socket.headers == {"Authorization": "Bearer k"}
+        assert socket.sent[0]["session"] == {"type": "realtime", "instructions": "be brief"}
+        end = await closing(socket)
+    await end
+    assert session.ended is not None and session.ended.reason == "client_close"
+    assert socket.types() == ["session.update", "session.close"]
+
+
+@virtual
+async def test_a_ga_session_sends_its_settings_after_creation_and_waits_for_them() -> None:
+    server = ScriptedServer()
+
+    async def serve() -> ScriptedSocket:
+        socket = await server.socket(0)
+        socket.tell("session.created", session=session_object())
+        await socket.until("session.update")
+        socket.tell("session.updated", session=session_object(instructions="x"))
+        return socket
+
+    task = background(serve())
+    async with joined(server, dialect="ga", session=Session(instructions="x")) as session:
+        socket = await task
+        assert socket.url == "ws://h:1/v1/realtime"
+        assert session.settings.instructions == "x"
+        await session.append(b"\1\2")
+    assert socket.types() == ["session.update", "input_audio_buffer.append"]
+
+
+@virtual
+async def test_a_refused_session_says_what_the_server_said() -> None:
+    server = ScriptedServer()
+
+    async def refuse() -> None:
+        socket = await server.socket(0)
+        await socket.until("session.update")
+        socket.tell("error", error={"type": "rate_limit_error", "code": "resource_exhausted", "message": "Full."})
+        socket.drop(1000)
+
+    task = background(refuse())
+    with pytest.raises(ConnectError, match=r"could not be opened: Full\.") as caught:
+        async with joined(server):
+            pass
+    assert caught.value.code == "resource_exhausted"
+    await task
+
+
+@virtual
+async def test_a_silent_server_is_given_up_after_thirty_seconds() -> None:
+    loop = asyncio.get_running_loop()
+    start_s = loop.time()
+    with pytest.raises(ConnectError, match="opened no session within 30 s"):
+        async with joined(ScriptedServer()):
+            pass
+    # The rest is the bounded wait for the terminal of a session that never was.
+    assert loop.time() - start_s <= 36.0
+
+
+@virtual
+async def test_closing_is_bounded_when_the_server_says_nothing() -> None:
+    server = ScriptedServer()
+    task = background(accept(server))
+    loop = asyncio.get_running_loop()
+    async with joined(server) as session:
+        socket = await task
+        start_s = loop.time()
+    assert loop.time() - start_s <= 5.0
+    assert socket.types()[-1] == "session.close"
+    assert session.ended is not None
+
+
+@virtual
+async def test_closing_is_bounded_when_the_socket_does_not_take_the_close() -> None:
+    server = ScriptedServer()
+    task = background(accept(server))
+    loop = asyncio.get_running_loop()
+    async with joined(server):
+        socket = await task
+        socket.stalled = asyncio.Event()
+        start_s = loop.time()
+    assert loop.time() - start_s <= 10.0
+
+
+@virtual
+async def test_unknown_and_broken_frames_are_events_not_exceptions() -> None:
+    server = ScriptedServer()
+    task = background(accept(server))
+    async with joined(server) as session:
+        socket = await task
+        socket.tell("future.thing", server_event_seq=1, beauty=3)
+        socket.tell_raw(b"{not json")
+        socket.tell_raw(b'{"type": "response.created"}')
+        _, future, broken, incomplete = await collect(session, 4)
+        assert isinstance(future, UnknownEvent) and future.name == "future.thing" and b"beauty" in future.raw
+        assert isinstance(broken, UnknownEvent) and broken.name == ""
+        assert isinstance(incomplete, UnknownEvent) and incomplete.name == "response.created"
+        assert (await socket.until("session.event_ack"))["server_event_seq"] == 1
+        await closing(socket)
+
+
+@virtual
+async def test_a_response_is_followed_through_its_streams() -> None:
+    server = ScriptedServer()
+    task = background(accept(server))
+    async with joined(server) as session:
+        socket = await task
+        socket.tell("response.created", response=response_object("r1"))
+        for text in ("Hello", " you"):
+            socket.tell("response.output_audio.delta", **audio("r1", 4), sample_rate_hz=24_000)
+            socket.tell(
+                "response.output_audio_transcript.delta", response_id="r1", item_id="i1", delta=text, output_index=0
+            )
+        socket.tell("response.output_audio.done", response_id="r1", item_id="i1", output_index=0)
+        socket.tell("response.done", response=response_object("r1", "completed"))
+        async for response in session.responses():
+            assert [chunk async for chunk in response.audio()] == [bytes(4), bytes(4)]
+            assert [piece async for piece in response.text()] == ["Hello", " you"]
+            assert (await response.done()).response.status == "completed"
+            assert response.audio_rate_hz == 24_000
+            break
+        await closing(socket)
+
+
+@virtual
+async def test_a_response_that_nobody_reads_stops_nothing_else() -> None:
+    server = ScriptedServer()
+    task = background(accept(server, token=None))
+    async with joined(server) as session:
+        socket = await task
+        responses = session.responses()
+        socket.tell("response.created", response=response_object("r1"))
+        for seq in range(1, 12_001):
+            socket.tell("response.output_audio.delta", **audio("r1", 960, seq))
+        unread = await anext(responses)
+        assert (await socket.until("session.event_ack"))["server_event_seq"] >= 1
+        socket.tell("response.created", response=response_object("r2"), server_event_seq=12_001)
+        socket.tell("response.output_audio.delta", **audio("r2", 6, 12_002))
+        socket.tell("response.done", response=response_object("r2", "completed"), server_event_seq=12_003)
+        second = await anext(responses)
+        assert [chunk async for chunk in second.audio()] == [bytes(6)]
+        await second.done()
+        await asyncio.sleep(1.0)
+        acks = [event["server_event_seq"] for event in socket.sent if event["type"] == "session.event_ack"]
+        assert acks[-1] == 12_003
+        assert unread.dropped_audio_bytes > 0
+        assert session.dropped_events > 0
+        socket.tell("response.done", response=response_object("r1", "completed"), server_event_seq=12_004)
+        await unread.done()
+        kept = [chunk async for chunk in unread.audio()]
+        assert len(kept) * 960 + unread.dropped_audio_bytes == 12_000 * 960
+        await closing(socket)
+
+
+@virtual
+async def test_events_lose_audio_before_anything_else() -> None:
+    server = ScriptedServer()
+    task = background(accept(server))
+    async with joined(server) as session:
+        socket = await task
+        for number in range(2_000):
+            socket.tell("response.output_audio.delta", **audio("r1", 4))
+            if number % 10 == 0:
+                socket.tell("turn.event", event=str(number))
+        socket.tell("turn.event", event="last")
+        names = []
+        await asyncio.sleep(0.1)
+        async for event in session.events():
+            if hasattr(event, "event"):
+                names.append(event.event)
+                if event.event == "last":
+                    break
+        assert names == [*(str(number) for number in range(0, 2_000, 10)), "last"]
+        await closing(socket)
+
+
+@virtual
+async def test_duplicates_are_dropped_and_the_newest_number_is_acknowledged() -> None:
+    server = ScriptedServer()
+    task = background(accept(server))
+    async with joined(server) as session:
+        socket = await task
+        for seq in (1, 2, 2, 1, 3):
+            socket.tell("turn.event", event=str(seq), server_event_seq=seq)
+        events = await collect(session, 4)
+        assert [getattr(event, "event", None) for event in events[1:]] == ["1", "2", "3"]
+        assert (await socket.until("session.event_ack"))["server_event_seq"] == 3
+        assert session.last_event_seq == 3
+        await closing(socket)
+
+
+async def resumed(server: ScriptedServer, number: int, token: str = "t2") -> ScriptedSocket:
+    socket = await server.socket(number)
+    await socket.until("session.resume")
+    socket.tell("session.resumed", session=session_object(), resume_token=token, generation=1, last_server_event_seq=9)
+    return socket
+
+
+@virtual
+async def test_a_lost_connection_is_taken_up_again_and_nothing_is_told_twice() -> None:
+    server = ScriptedServer()
+    task = background(accept(server))
+    loop = asyncio.get_running_loop()
+    async with joined(server) as session:
+        first = await task
+        first.tell("turn.event", event="1", server_event_seq=1)
+        await collect(session, 2)
+        server.refusals = 2
+        lost_s = loop.time()
+        first.drop()
+        await asyncio.sleep(0.01)
+        assert not session.connected
+        await session.append(b"\1\1")
+        await session.append(b"\2\2")
+        waiting = background(session.commit())
+        second = await resumed(server, 1)
+        assert second.url == "ws://h:1/v1/realtime?duplex=1&autostart=0&resume=1"
+        resume = second.sent[0]
+        assert (resume["session_id"], resume["resume_token"]) == ("duplex-1", "t1")
+        assert resume["last_received_server_event_seq"] == 1
+        second.tell("turn.event", event="1", server_event_seq=1)
+        second.tell("turn.event", event="2", server_event_seq=2)
+        events = await collect(session, 2)
+        assert [getattr(event, "event", "resumed") for event in events] == ["resumed", "2"]
+        await waiting
+        kept = ["input_audio_buffer.append", "input_audio_buffer.append", "input_audio_buffer.commit"]
+        assert [type for type in second.types() if type.startswith("input")] == kept
+        assert [second.sent[1]["audio"], second.sent[2]["audio"]] == ["AQE=", "AgI="]
+        # waits of 0.25, 0.5 and 1 s before the three attempts
+        assert [at - lost_s for at in server.refused_at] == pytest.approx([0.25, 0.75])
+        assert session.reconnects == 1 and session.connected
+        # the new token is used next time
+        second.drop()
+        third = await resumed(server, 2)
+        assert third.sent[0]["resume_token"] == "t2"
+        await asyncio.sleep(0.01)
+        await closing(third)
+
+
+@virtual
+async def test_audio_kept_during_a_loss_is_bounded_and_the_oldest_goes() -> None:
+    server = ScriptedServer()
+    task = background(accept(server))
+    async with joined(server, reconnect=ReconnectPolicy(kept_audio_bytes=1000)) as session:
+        first = await task
+        first.drop()
+        await asyncio.sleep(0.01)
+        for number in range(20):
+            await session.append(bytes([number]) * 100)
+        second = await resumed(server, 1)
+        await asyncio.sleep(0.01)
+        await session.append(b"zz")
+        appends = [event["audio"] for event in second.sent if event["type"] == "input_audio_buffer.append"]
+        assert 2 < len(appends) < 12
+        assert appends[-1] == "eno=" and appends[-2].startswith("ExMT")
+        assert session.dropped_audio_bytes > 0
+        await closing(second)
+
+
+@virtual
+async def test_it_gives_up_after_five_tries_and_says_so_everywhere() -> None:
+    server = ScriptedServer()
+    task = background(accept(server))
+    async with joined(server) as session:
+        socket = await task
+        socket.tell("response.created", response=response_object("r1"))
+        response = await anext(session.responses())
+        server.refusals = 99
+        socket.drop()
+        with pytest.raises(SessionEndedError) as caught:
+            await response.done()
+        assert caught.value.reason == "connection_lost"
+        assert len(server.refused_at) == 5
+        with pytest.raises(SessionEndedError, match="connection to the server was lost"):
+            await session.append(b"\0\0")
+        with pytest.raises(SessionEndedError):
+            await session.commit()
+        with pytest.raises(SessionEndedError):
+            async for _ in session.events():
+                pass
+
+
+@virtual
+async def test_a_refused_resumption_ends_the_session_at_once() -> None:
+    server = ScriptedServer()
+    task = background(accept(server))
+    async with joined(server) as session:
+        first = await task
+        first.drop()
+        second = await server.socket(1)
+        await second.until("session.resume")
+        body = {"type": "invalid_request_error", "code": "session_resume_expired", "message": "Gone."}
+        second.tell("error", error=body)
+        with pytest.raises(SessionEndedError, match=r"could not be resumed: Gone\.") as caught:
+            async for _ in session.events():
+                pass
+        assert caught.value.code == "session_resume_expired"
+        assert len(server.sockets) == 2
+
+
+@virtual
+async def test_a_gap_in_the_replay_is_an_event_and_counting_goes_on_after_it() -> None:
+    server = ScriptedServer()
+    task = background(accept(server))
+    async with joined(server) as session:
+        first = await task
+        first.drop()
+        second = await resumed(server, 1)
+        second.tell(
+            "session.resync_required",
+            reason="journal_gap",
+            last_received_server_event_seq=0,
+            next_server_event_seq=50,
+        )
+        second.tell("turn.event", event="49", server_event_seq=49)
+        second.tell("turn.event", event="50", server_event_seq=50)
+        events = await collect(session, 4)
+        assert isinstance(events[2], ResyncRequired)
+        assert getattr(events[3], "event", None) == "50"
+        await closing(second)
+
+
+@virtual
+async def test_a_replaced_connection_does_not_fight_for_the_session() -> None:
+    server = ScriptedServer()
+    task = background(accept(server))
+    async with joined(server) as session:
+        socket = await task
+        socket.tell("session.replaced", generation=1)
+        socket.drop(1000)
+        with pytest.raises(SessionEndedError, match="took this session over"):
+            async for _ in session.events():
+                pass
+        await asyncio.sleep(30)
+        assert len(server.sockets) == 1
+
+
+@virtual
+async def test_the_servers_terminal_is_delivered_before_the_end() -> None:
+    server = ScriptedServer()
+    task = background(accept(server))
+    async with joined(server) as session:
+        socket = await task
+        socket.tell("session.closed", reason="fault", slot_released=True, error_code="replica_unavailable")
+        socket.drop(1011)
+        events = []
+        with pytest.raises(SessionEndedError) as caught:
+            async for event in session.events():
+                events.append(event)
+        assert isinstance(events[-1], SessionClosed)
+        assert (caught.value.reason, caught.value.code) == ("fault", "replica_unavailable")
+
+
+@virtual
+async def test_a_failed_send_does_not_hide_the_terminal_that_was_still_to_be_read() -> None:
+    server = ScriptedServer()
+    task = background(accept(server, token=None))
+    async with joined(server) as session:
+        socket = await task
+        socket.tell("session.closed", reason="shutdown", slot_released=True)
+        socket.drop(1001)
+        await session.append(b"\0\0")
+        with pytest.raises(SessionEndedError) as caught:
+            await session.commit()
+        assert caught.value.reason == "shutdown"
+
+
+@virtual
+async def test_heartbeats_are_sent_while_connected() -> None:
+    server = ScriptedServer()
+    task = background(accept(server))
+    async with joined(server, heartbeat_period_s=10.0):
+        socket = await task
+        await asyncio.sleep(35)
+        assert socket.types().count("session.heartbeat") == 3
+        await closing(socket)
+
+
+@virtual
+async def test_commands_with_an_answer_return_it_or_raise_what_the_server_said() -> None:
+    server = ScriptedServer()
+    task = background(accept(server))
+    async with joined(server) as session:
+        socket = await task
+        retrieval = background(session.retrieve("i1"))
+        await socket.until("conversation.item.retrieve")
+        socket.tell(
+            "conversation.item.retrieved",
+            item={
+                "type": "message",
+                "id": "i1",
+                "role": "assistant",
+                "content": [{"type": "output_audio", "transcript": "hi"}],
+            },
+        )
+        item = await retrieval
+        assert isinstance(item.content, list) and item.content[0].transcript == "hi"
+
+        update = background(session.update(Session(instructions="z")))
+        sent = await socket.until("session.update", 2)
+        body = {"type": "invalid_request_error", "code": "bad_event", "message": "No.", "event_id": sent["event_id"]}
+        socket.tell("error", error=body)
+        with pytest.raises(RequestError, match=r"No\."):
+            await update
+
+        with pytest.raises(RequestError, match="did not answer within 10 s"):
+            await session.retrieve("i2")
+        await closing(socket)
+
+
+@virtual
+async def test_every_command_has_its_wire_form() -> None:
+    server = ScriptedServer()
+    task = background(accept(server))
+    async with joined(server) as session:
+        socket = await task
+        await session.append(b"")
+        await session.commit(create_response=True)
+        await session.clear()
+        await session.clear_output("r1")
+        await session.create_response()
+        await session.cancel("r1")
+        await session.barge_in()
+        await session.cancel_input()
+        await session.signal("turn.start")
+        await session.say("hello")
+        await session.delete_item("i1")
+        await session.truncate("i1", 1500)
+        await session.ack_playback(200, response_id="r1", item_id="i1")
+        sent = [{key: value for key, value in event.items() if key != "event_id"} for event in socket.sent[1:]]
+        assert sent == [
+            {"type": "input_audio_buffer.commit", "response_create": True},
+            {"type": "input_audio_buffer.clear"},
+            {"type": "output_audio_buffer.clear", "response_id": "r1"},
+            {"type": "response.create"},
+            {"type": "response.cancel", "response_id": "r1"},
+            {"type": "barge_in"},
+            {"type": "input.cancel"},
+            {"type": "turn.signal", "name": "turn.start"},
+            {
+                "type": "conversation.item.create",
+                "item": {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]},
+            },
+            {"type": "conversation.item.delete", "item_id": "i1"},
+            {"type": "conversation.item.truncate", "item_id": "i1", "audio_end_ms": 1500},
+            {"type": "playback.ack", "played_ms": 200, "response_id": "r1", "item_id": "i1"},
+        ]
+        await closing(socket)
+
+
+@virtual
+async def test_long_audio_goes_in_several_appends() -> None:
+    server = ScriptedServer()
+    task = background(accept(server))
+    async with joined(server) as session:
+        socket = await task
+        await session.append(bytes((1 << 21) + 2))
+        assert socket.types().count("input_audio_buffer.append") == 3
+        await closing(socket)
+
+
+@virtual
+async def test_the_tap_sees_both_directions() -> None:
+    server = ScriptedServer()
+    seen: list[tuple[str, bytes]] = []
+    task = background(accept(server))
+    async with joined(server, tap=lambda direction, frame: seen.append((direction, frame))) as session:
+        socket = await task
+        await session.append(b"\0\0")
+        await closing(socket)
+    assert [direction for direction, _ in seen] == ["out", "in", "out", "out", "in"]
+
+
+@pytest.mark.parametrize("url", ["ftp://h", "ws://", "", "/v1/realtime"])
+def test_an_address_that_cannot_be_one_is_refused(url: str) -> None:
+    from duologue.client import realtime_url
+
+    with pytest.raises(ConnectError, match="not a usable address"):
+        realtime_url(url, dialect="ga")
+
+
+@pytest.mark.parametrize(
+    ("written", "full"),
+    [
+        ("localhost:8000", "ws://localhost:8000/v1/realtime"),
+        ("http://h:1/", "ws://h:1/v1/realtime"),
+        ("https://h/v1/realtime?model=a", "wss://h/v1/realtime?model=a"),
+    ],
+)
+def test_an_address_may_be_written_as_people_do(written: str, full: str) -> None:
+    from duologue.client import realtime_url
+
+    assert realtime_url(written, dialect="ga") == full
