@@ -240,7 +240,7 @@ def new_response(
             break
     s.response = response
     s.idle_at = None
-    s.emit(
+    response.announced = s.emit(
         ResponseCreated(
             response_id=response_id,
             item_id=item.item_id,
@@ -479,6 +479,8 @@ def finish(
     s.response = None
     s.last_response = response
     s.silence.stop()
+    if not response.announced:
+        return
     s.emit(
         ResponseDone(
             response_id=response.response_id,

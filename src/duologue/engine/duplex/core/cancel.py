@@ -42,14 +42,16 @@ def cancel(s: SessionState, scope: Scope, *, onset_at: float | None = None) -> b
         s.wanted.clear()
     response = s.response
     last = s.last_response
+    playing = scope.playing and s.playback.playing(s.now)
+    if playing:
+        pacing.withdraw_finished(s)
     if response is not None:
         pacing.withdraw(s, response)
         response.advance("cancelled")
         advance_epoch(s)
         answers.finish(s, response, "cancelled", reason=scope.reason)
         stopped = response
-    elif scope.playing and last is not None and s.playback.playing(s.now):
-        last.item.soft_cut_ms = last.heard_ms(s.playback.position(s.now))
+    elif playing and last is not None:
         advance_epoch(s)
         stopped = last
     else:
@@ -61,7 +63,8 @@ def cancel(s: SessionState, scope: Scope, *, onset_at: float | None = None) -> b
     _measure(s, stopped.response_id, onset_at)
     if scope.playing and stopped.item.has_audio and s.phase == "open":
         s.emit(OutputCleared(response_id=stopped.response_id))
-    s.playback.flush(s.now)
+    if scope.playing:
+        s.playback.flush(s.now)
     if scope.input:
         clear_input(s)
     s.overlap = None

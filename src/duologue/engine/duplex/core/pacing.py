@@ -46,8 +46,8 @@ def _release_audio(s: SessionState, response: Response, entry: AudioEntry) -> bo
         # None while the clock waits for the socket: taking what is out moves it, and comes back here.
         s.pace_at = playback.reaches_at(playback.released_ms + slice_ms - send_ahead_ms)
         return False
-    if send_ahead_ms is None and s.outbox.released_bytes > s.runtime.max_pending_output_bytes_per_session // 2:
-        return False  # the socket is the pace
+    if not s.has_room(int(slice_ms * entry.rate_hz / 500)):
+        return False  # the socket is the pace: taking what is out comes back here
     audio, duration_ms, text = s.outbox.slice(entry, s.runtime.audio_delta_ms)
     if response.base_ms is None:
         response.base_ms = playback.released_ms
@@ -68,7 +68,7 @@ def _release_audio(s: SessionState, response: Response, entry: AudioEntry) -> bo
         audio_ms=duration_ms,
         response_id=response.response_id,
     )
-    return not s.overflowed
+    return True
 
 
 def _mind_backlog(s: SessionState) -> None:
@@ -107,6 +107,20 @@ def withdraw(s: SessionState, response: Response) -> float:
     if response.item.has_audio and response.spoken.audio_samples:
         response.item.soft_cut_ms = min(heard_ms, response.released_ms)
     return heard_ms
+
+
+def withdraw_finished(s: SessionState) -> None:
+    """Stop finished responses that the listener has not heard to their end."""
+    last = s.last_response
+    current = s.response.response_id if s.response is not None else None
+    waiting = {entry.response_id for entry in s.outbox.released if entry.audio_ms > 0.0}
+    if last is not None:
+        waiting.discard(last.response_id)
+        withdraw(s, last)
+    for response_id in sorted(rid for rid in waiting if rid is not None and rid != current):
+        # Answers before the last one: by now only their audio is left, and nobody reads it.
+        s.playback.released_ms -= s.outbox.withdraw(response_id)
+        s.do(InvalidateOutput(response_id=response_id))
 
 
 def _arm_idle(s: SessionState) -> None:

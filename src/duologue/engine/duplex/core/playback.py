@@ -55,8 +55,8 @@ class PlaybackClock:
             self.anchor = now
 
     def playing(self, now: float) -> bool:
-        """Whether handed-over audio is still unplayed."""
-        return self.position(now) < self.taken_ms
+        """Whether audio that was let go is still unplayed."""
+        return self.position(now) < self.released_ms
 
     def ends_at(self) -> float | None:
         """When what was handed over will have been played; ``None`` while the clock stands still."""

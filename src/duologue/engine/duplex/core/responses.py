@@ -35,8 +35,7 @@ class Response:
     spoken: SpokenText = field(default_factory=SpokenText)
     base_ms: float | None = None
     released_ms: float = 0.0
-    output_tokens: int = 0
-    turn_audio_ms: int = 0
+    announced: bool = False  # its creation left: only then does its terminal
 
     @property
     def open(self) -> bool:

@@ -267,7 +267,7 @@ class DuplexEngineSession:
             overlap_at,
             intake.starvation_at(s),
             s.silence.due_at,
-            s.transcript_wait,
+            s.transcript_wait if not s.tail.blocked else None,
             s.idle_at,
         )
         return min((at for at in candidates if at is not None), default=None)

@@ -60,6 +60,7 @@ class UserTurn:
     state: str = "speaking"
     announced: bool = False
     end: int | None = None
+    silence_ms: int = 0  # silence at the end of what `end` encloses
     request_id: str | None = None
     sent_to: int = 0
     partial: str | None = None
@@ -209,28 +210,40 @@ class SessionState:
     def do(self, effect: Effect) -> None:
         self.effects.append(effect)
 
-    def emit(self, event: SessionEvent, *, audio_ms: float = 0.0, response_id: str | None = None) -> None:
-        """Let ``event`` leave, within the bounds on what was not yet taken."""
+    def has_room(self, audio_bytes: int) -> bool:
+        """Whether one more event with that much audio fits into what may wait for the socket."""
+        outbox, runtime = self.outbox, self.runtime
+        size = _EVENT_BYTES + audio_bytes * 4 // 3
+        return (
+            len(outbox.released) < runtime.max_pending_output_events_per_session
+            and outbox.released_bytes + size <= runtime.max_pending_output_bytes_per_session
+        )
+
+    def emit(self, event: SessionEvent, *, audio_ms: float = 0.0, response_id: str | None = None) -> bool:
+        """Let ``event`` leave, within the bounds on what was not yet taken; false if it could not."""
         if self.terminal_sent:
-            return
+            return False
         outbox = self.outbox
-        size = _EVENT_BYTES
-        if type(event) is ResponseAudio:
-            size += len(event.audio) * 4 // 3
-        waiting = len(outbox.released)
-        if waiting >= self.runtime.max_pending_output_events_per_session or (
-            outbox.released_bytes + size > self.runtime.max_pending_output_bytes_per_session
-        ):
+        audio_bytes = len(event.audio) if type(event) is ResponseAudio else 0
+        size = _EVENT_BYTES + audio_bytes * 4 // 3
+        if not self.has_room(audio_bytes):
             self.overflowed = True
-            if isinstance(event, SessionClosed | SessionExpired):
-                pass  # the terminal has a place of its own
-            elif not isinstance(event, ErrorRaised | ResponseDone) or (
-                waiting >= self.runtime.max_pending_output_events_per_session + _RESERVE_EVENTS
-                or outbox.released_bytes + size > self.runtime.max_pending_output_bytes_per_session + _RESERVE_BYTES
-            ):
-                return
+            if not self._may_use_reserve(event, size):
+                return False
         number = outbox.release(size, audio_ms, response_id)
         self.effects.append(Emit(number=number, event=event))
+        return True
+
+    def _may_use_reserve(self, event: SessionEvent, size: int) -> bool:
+        """Beyond the bound only what ends things may leave: it must reach a client that comes back to read."""
+        if isinstance(event, SessionClosed | SessionExpired):
+            return True
+        outbox, runtime = self.outbox, self.runtime
+        return (
+            isinstance(event, ErrorRaised | ResponseDone)
+            and len(outbox.released) < runtime.max_pending_output_events_per_session + _RESERVE_EVENTS
+            and outbox.released_bytes + size <= runtime.max_pending_output_bytes_per_session + _RESERVE_BYTES
+        )
 
     def error(
         self,

@@ -28,6 +28,8 @@ def enqueue(s: SessionState, append: PendingAppend) -> None:
 def pump(s: SessionState) -> None:
     """Submit the head of the tail if nothing is in flight and nothing must be waited for."""
     tail = s.tail
+    if not tail.queue:
+        s.transcript_wait = None
     if tail.blocked or not tail.queue or s.phase != "open":
         return
     head = tail.queue[0]

@@ -59,7 +59,7 @@ def onset(s: SessionState, edge: Edge) -> None:
 
 def _arrival(s: SessionState, position: int) -> float:
     for end, at in s.arrivals:
-        if end >= position:
+        if end > position:
             return at
     return s.now
 
@@ -79,6 +79,7 @@ def candidate(s: SessionState, edge: Edge) -> None:
     if turn.state == "speaking":
         turn.advance("candidate")
         turn.end = s.frame_position(edge.at)
+        turn.silence_ms = edge.silence_ms
         if s.overlap is None:
             answers.begin_provisional(s, turn)
     detection = s.detection
@@ -130,6 +131,7 @@ def stop(s: SessionState, edge: Edge) -> None:
         return
     if turn.end is None:
         turn.end = s.frame_position(edge.at)
+        turn.silence_ms = edge.silence_ms
     end_turn(s, turn)
 
 
@@ -252,14 +254,13 @@ def starve(s: SessionState) -> None:
 
 
 def _speech_ms(s: SessionState, turn: UserTurn) -> int:
+    """How long the user has spoken, without the silence at the end."""
     endpointer = s.detection.endpointer
-    end = turn.end if turn.end is not None else s.audio.end
-    silence = 0
-    if endpointer is not None:
-        silence = endpointer.silence * FRAME_MS
-        if turn.end is None:
-            end = s.frame_position(endpointer.position)
-    return max(0, s.audio.ms(end - turn.onset) - silence)
+    end, silence_ms = turn.end, turn.silence_ms
+    if end is None:
+        end = s.audio.end if endpointer is None else s.frame_position(endpointer.position)
+        silence_ms = 0 if endpointer is None else endpointer.silence * FRAME_MS
+    return max(0, s.audio.ms(end - turn.onset) - silence_ms)
 
 
 def evaluate_overlap(s: SessionState, *, waited: bool = False, ended: bool = False) -> None:

@@ -1,0 +1,278 @@
+"""A hand-driven world around one state machine: it answers effects as told, keeps a log, and checks what must always hold.
+
+Speech is written as text: ``say("S" * 10 + "." * 16)`` is ten loud frames of 32 ms and sixteen quiet ones.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from duologue.config.session import SemanticVad, ServerVad, SessionConfig
+from duologue.config.stage_config import DuplexSessionRuntimeConfig
+from duologue.engine.duplex.core import check
+from duologue.engine.duplex.core.effects import (
+    AbortRequests,
+    AnswerControl,
+    ApplyConfig,
+    ClassifyTurn,
+    CleanupSession,
+    Detect,
+    Effect,
+    Emit,
+    EndSession,
+    InvalidateOutput,
+    JudgeConfig,
+    ReleaseRequests,
+    SetPaused,
+    SubmitAppend,
+)
+from duologue.engine.duplex.core.items import (
+    AppendAccepted,
+    AppendFailed,
+    AudioAppended,
+    CloseRequested,
+    CommandReceived,
+    ConfigJudged,
+    Item,
+    ModelSpoke,
+    Opened,
+    OutputTaken,
+    SpeechScored,
+    TimerFired,
+    TurnClassified,
+)
+from duologue.engine.duplex.core.session import DuplexEngineSession
+from duologue.engine.duplex.core.state import SessionState
+from duologue.engine.duplex.events import (
+    ResponseAudio,
+    ResponseCreated,
+    ResponseDone,
+    ResponseText,
+    SessionClosed,
+    SessionEvent,
+    SessionExpired,
+)
+from duologue.engine.duplex.plugin import DuplexModelSessionState, ModelCapabilities
+from duologue.engine.duplex.results import ModelResult, Speech, TurnEnded, UserTranscript
+from duologue.errors import ErrorCode
+
+RATE = 16_000
+LOUD = b"\x00\x40" * 512
+QUIET = b"\x01\x00" * 512
+
+CASCADE = ModelCapabilities(
+    family="ephemeral",
+    supports_text_turns=True,
+    streams_input=True,
+    transcribes_input=True,
+    input_rate_hz=RATE,
+    output_rate_hz=24_000,
+)
+PLAIN = ModelCapabilities(family="ephemeral", input_rate_hz=RATE, supports_text_turns=True)
+NATIVE = ModelCapabilities(
+    family="resident", supports_client_commit=False, unit_ms=80, chunk_period_ms=80, input_rate_hz=RATE,
+    max_silence_units=4,
+)
+
+VAD = SessionConfig(turn_detection=ServerVad())
+SEMANTIC = SessionConfig(turn_detection=SemanticVad())
+MANUAL = SessionConfig()
+
+
+def audio(script: str) -> bytes:
+    """PCM16 at 16 kHz: one 32 ms frame per character, loud for ``S``, quiet for anything else."""
+    return b"".join(LOUD if char == "S" else QUIET for char in script)
+
+
+def scores(pcm: bytes) -> tuple[float, ...]:
+    """What a perfect detector says of :func:`audio`."""
+    frames = [pcm[start : start + 1024] for start in range(0, len(pcm), 1024)]
+    return tuple(0.9 if frame[1] & 0x40 or frame[511] & 0x40 else 0.01 for frame in frames)
+
+
+@dataclass
+class World:
+    """``auto`` answers detection, submission and configuration at once; ``takes`` lets the socket take output at once."""
+
+    config: SessionConfig = VAD
+    capabilities: ModelCapabilities = CASCADE
+    runtime: DuplexSessionRuntimeConfig = field(default_factory=DuplexSessionRuntimeConfig)
+    auto: bool = True
+    takes: bool = True
+    complete: float = 0.9
+    seed: str = "seed"
+    now: float = 100.0
+    events: list[SessionEvent] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
+    submits: list[SubmitAppend] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
+    controls: list[AnswerControl] = field(default_factory=list)
+    pending: deque[Effect] = field(default_factory=deque)
+    invalidated: list[str] = field(default_factory=list)
+    ended: list[EndSession] = field(default_factory=list)
+    cleanups: list[CleanupSession] = field(default_factory=list)
+    inbox: deque[Item] = field(default_factory=deque)
+    busy: bool = False
+
+    def __post_init__(self) -> None:
+        self.core = DuplexEngineSession(
+            session_id="duplex-0",
+            config=self.config,
+            runtime_config=self.runtime,
+            capabilities=self.capabilities,
+            seed=self.seed,
+            model_state=DuplexModelSessionState(),
+            now=self.now,
+        )
+        self.apply(Opened())
+
+    @property
+    def state(self) -> SessionState:
+        return self.core._state
+
+    # -- driving ------------------------------------------------------------------------------------------------------
+
+    def apply(self, item: Item) -> list[Effect]:
+        """One step and everything that answers itself."""
+        self.inbox.append(item)
+        first: list[Effect] | None = None
+        if self.busy:
+            return []  # as the runner: what an effect causes waits until the effects before it are carried out
+        self.busy = True
+        try:
+            while self.inbox:
+                effects = self.core.step(self.inbox.popleft(), self.now)
+                first = effects if first is None else first
+                check.deep(self.state)
+                for effect in effects:
+                    self._carry_out(effect)
+        finally:
+            self.busy = False
+        return first or []
+
+    def _carry_out(self, effect: Effect) -> None:
+        self.effects.append(effect)
+        match effect:
+            case Emit():
+                self._check_order(effect.event)
+                self.events.append(effect.event)
+                if self.takes:
+                    self.apply(OutputTaken(number=effect.number))
+            case SubmitAppend():
+                self.submits.append(effect)
+                self._answer_or_keep(effect)
+            case Detect() | ClassifyTurn() | JudgeConfig():
+                self._answer_or_keep(effect)
+            case AbortRequests():
+                self.aborted.extend(effect.request_ids)
+            case ReleaseRequests():
+                self.released.extend(effect.request_ids)
+            case InvalidateOutput():
+                self.invalidated.append(effect.response_id)
+            case AnswerControl():
+                self.controls.append(effect)
+            case EndSession():
+                self.ended.append(effect)
+            case CleanupSession():
+                self.cleanups.append(effect)
+            case SetPaused() | ApplyConfig():
+                pass
+
+    def _answer_or_keep(self, effect: Effect) -> None:
+        if self.auto:
+            self.answer(effect)
+        else:
+            self.pending.append(effect)
+
+    def answer(self, effect: Effect, *, ok: bool = True) -> None:
+        """The shell's answer to ``effect``."""
+        match effect:
+            case Detect():
+                self.apply(SpeechScored(number=effect.number, probabilities=scores(effect.pcm)))
+            case ClassifyTurn():
+                self.apply(TurnClassified(number=effect.number, probability=self.complete))
+            case JudgeConfig():
+                self.apply(ConfigJudged(number=effect.number))
+            case SubmitAppend() if ok:
+                self.apply(AppendAccepted(number=effect.number, submitted_at=self.now))
+            case SubmitAppend():
+                self.apply(AppendFailed(number=effect.number, code=ErrorCode.RUNTIME_APPEND_FAILED, message="no"))
+
+    def _check_order(self, event: SessionEvent) -> None:
+        """What holds on every trace: one created, one done, nothing after it, the terminal last."""
+        done = {e.response_id for e in self.events if isinstance(e, ResponseDone)}
+        created = {e.response_id for e in self.events if isinstance(e, ResponseCreated)}
+        assert not any(isinstance(e, SessionClosed | SessionExpired) for e in self.events), "after the terminal"
+        match event:
+            case ResponseCreated():
+                assert event.response_id not in created
+            case ResponseAudio() | ResponseText() | ResponseDone():
+                assert event.response_id in created and event.response_id not in done
+            case SessionClosed() | SessionExpired():
+                assert created == done, "a response was left open"
+
+    def send(self, command: object) -> None:
+        self.apply(CommandReceived(command=command))  # type: ignore[arg-type]
+
+    def say(self, script: str, *, frames: int = 1) -> None:
+        """Append speech in real time, ``frames`` frames an append."""
+        for start in range(0, len(script), frames):
+            piece = script[start : start + frames]
+            self.advance(0.032 * len(piece))
+            self.apply(AudioAppended(pcm=audio(piece)))
+
+    def append(self, pcm: bytes, **fields: object) -> None:
+        self.apply(AudioAppended(pcm=pcm, **fields))  # type: ignore[arg-type]
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, firing the timer whenever it is due."""
+        until = self.now + seconds
+        for _ in range(10_000):
+            deadline = self.core.next_deadline()
+            if deadline is None or deadline > until:
+                break
+            self.now = max(self.now, deadline)
+            self.apply(TimerFired())
+        else:
+            raise AssertionError("the timer never comes to rest")
+        self.now = until
+
+    # -- the model ----------------------------------------------------------------------------------------------------
+
+    def speak(self, *results: ModelResult, finished: bool = False, request_id: str | None = None) -> None:
+        """Results of the last submitted request."""
+        submit = self.submits[-1]
+        self.apply(
+            ModelSpoke(
+                request_id=request_id or submit.request_id, fence=submit.fence, results=results, finished=finished
+            )
+        )
+
+    def reply(self, text: str = "Hello there.", ms: int = 1000, *, transcript: str | None = "hi", end: bool = True) -> None:
+        """A whole answer of the model."""
+        if transcript is not None:
+            self.speak(UserTranscript(text=transcript, final=True))
+        self.speak(speech(text, ms))
+        if end:
+            self.speak(TurnEnded(), finished=True)
+
+    def close(self) -> None:
+        self.apply(CloseRequested(kind="closed", reason="test"))
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        return [type(event).__name__ for event in self.events]
+
+    def of(self, kind: type) -> list:  # type: ignore[type-arg]
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def last(self, kind: type):  # type: ignore[no-untyped-def]
+        return self.of(kind)[-1]
+
+
+def speech(text: str, ms: int, rate_hz: int = 24_000) -> Speech:
+    """``ms`` of audio that speaks ``text``."""
+    return Speech(text=text, audio=b"\x01\x00" * (rate_hz * ms // 1000), rate_hz=rate_hz)

@@ -1,0 +1,283 @@
+"""Storms: random items against one state machine, from a seed. Used by the property tests and by the digest check.
+
+``python -m tests.unit.core.storm SEED COUNT`` prints one digest over COUNT storms.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from duologue.config.session import (
+    SemanticVad,
+    ServerVad,
+    SessionConfig,
+    SessionPatch,
+    TurnDetectionPatch,
+)
+from duologue.config.stage_config import DuplexSessionRuntimeConfig
+from duologue.engine.duplex import commands as c
+from duologue.engine.duplex.core.effects import ClassifyTurn, Detect
+from duologue.engine.duplex.core.items import (
+    Attached,
+    CleanupEnded,
+    CloseRequested,
+    CommandRefused,
+    Detached,
+    DetectorFailed,
+    Item,
+    ModelSpoke,
+    OutputTaken,
+    ResumeRequested,
+    SpeechScored,
+    StageFailed,
+    TerminalClaimed,
+    TimerFired,
+    Touched,
+    TurnClassified,
+)
+from duologue.engine.duplex.events import ResponseCreated, ResponseDone, SessionClosed, SessionExpired
+from duologue.engine.duplex.results import Listened, ModelFailed, ModelResult, Speech, TurnEnded, UserTranscript
+from duologue.errors import ErrorCode
+from duologue.outputs import AudioMark
+from tests.unit.core.harness import CASCADE, NATIVE, PLAIN, World, audio, speech
+
+CONFIGS = (
+    SessionConfig(turn_detection=ServerVad()),
+    SessionConfig(turn_detection=SemanticVad()),
+    SessionConfig(turn_detection=ServerVad(interrupt_response=False, idle_timeout_ms=2000)),
+    SessionConfig(turn_detection=ServerVad(create_response=False)),
+    SessionConfig(playback_commit_policy="ack_only"),
+    SessionConfig(output_modality="text"),
+)
+TINY = DuplexSessionRuntimeConfig(
+    max_pending_input_bytes_per_session=40_000,
+    max_pending_turns_per_session=2,
+    max_pending_output_bytes_per_session=20_000,
+    max_pending_output_events_per_session=24,
+    max_items_per_session=6,
+    max_history_chars=200,
+    max_backlog_ms=2_000,
+    max_turn_ms=3_000,
+)
+RUNTIMES = (
+    DuplexSessionRuntimeConfig(),
+    TINY,
+    DuplexSessionRuntimeConfig(send_ahead_ms=None),
+)
+
+
+class Storm:
+    """One random life of one session."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        rng = self.rng
+        self.world = World(
+            config=rng.choice(CONFIGS),
+            capabilities=rng.choice((CASCADE, CASCADE, PLAIN, NATIVE)),
+            runtime=rng.choice(RUNTIMES),
+            auto=rng.random() < 0.5,
+            takes=rng.random() < 0.7,
+            complete=rng.random(),
+            seed=f"s{seed}",
+        )
+        self.actions: tuple[Callable[[], None], ...] = (
+            self.say, self.say, self.say, self.answer, self.answer, self.model, self.model, self.model, self.wait,
+            self.command, self.command, self.take, self.noise, self.attachment,
+        )
+
+    def run(self, steps: int = 80) -> str:
+        """``steps`` random items, then the close; returns the digest of all effects."""
+        for _ in range(steps):
+            self.rng.choice(self.actions)()
+        self.finish()
+        digest = hashlib.sha256()
+        for effect in self.world.effects:
+            digest.update(type(effect).__name__.encode() + msgspec.json.encode(effect))
+        return digest.hexdigest()
+
+    # -- actions ------------------------------------------------------------------------------------------------------
+
+    def say(self) -> None:
+        rng = self.rng
+        script = "".join(rng.choice(("S" * rng.randint(1, 12), "." * rng.randint(1, 18))) for _ in range(rng.randint(1, 4)))
+        pcm = audio(script)
+        cut = rng.randrange(0, len(pcm), 2)
+        for piece in (pcm[:cut], pcm[cut:]):
+            self.world.now += len(piece) / 32_000 * rng.random()
+            self.world.append(
+                piece,
+                event_id=rng.choice((None, "e")),
+                overlap_hint=rng.choice((None,) * 12 + ("barge_in", "drop", "listen")),
+            )
+
+    def answer(self) -> None:
+        pending = self.world.pending
+        if not pending:
+            return
+        index = self.rng.randrange(len(pending))
+        effect = pending[index]
+        del pending[index]
+        roll = self.rng.random()
+        if roll < 0.1 and isinstance(effect, Detect | ClassifyTurn):
+            kind = "speech" if isinstance(effect, Detect) else "turn_end"
+            self.world.apply(DetectorFailed(number=effect.number, kind=kind, message="broken"))  # type: ignore[arg-type]
+        else:
+            self.world.answer(effect, ok=roll > 0.15)
+
+    def model(self) -> None:
+        rng, world = self.rng, self.world
+        if not world.submits:
+            return
+        submit = world.submits[-1] if rng.random() < 0.8 else rng.choice(world.submits)
+        results: list[ModelResult] = [self.result() for _ in range(rng.randint(0, 3))]
+        world.apply(
+            ModelSpoke(
+                request_id=submit.request_id, fence=submit.fence, results=tuple(results), finished=rng.random() < 0.2
+            )
+        )
+
+    def result(self) -> ModelResult:
+        rng = self.rng
+        match rng.randrange(9):
+            case 0:
+                return UserTranscript(text=rng.choice(("", "mm-hm", "tell me a story")), final=rng.random() < 0.5)
+            case 1:
+                return TurnEnded(model_turn_id=rng.choice((None, 1, 5)))
+            case 2:
+                return Listened(end_response=rng.random() < 0.5)
+            case 3 if rng.random() < 0.2:
+                return ModelFailed(message="no")
+            case 4:
+                return Speech(text="only text. ")
+            case 5:
+                return Speech(
+                    text="marked text", audio=b"\1\0" * 4_800, rate_hz=24_000,
+                    marks=(AudioMark(chars=6, end_ms=90), AudioMark(chars=3, end_ms=500)),
+                )
+            case _:
+                return speech("Some words to say. ", rng.choice((1, 40, 300, 5_000)))
+
+    def wait(self) -> None:
+        self.world.advance(self.rng.choice((0.01, 0.1, 0.3, 1.0, 5.0)))
+
+    def take(self) -> None:
+        world = self.world
+        world.apply(OutputTaken(number=self.rng.randint(0, world.state.outbox.numbers + 2)))
+
+    def command(self) -> None:
+        rng, world = self.rng, self.world
+        items = [item.item_id for item in world.state.history.items] + ["item_unknown"]
+        responses = [e.response_id for e in world.of(ResponseCreated)] + ["resp-unknown"]
+        item_id, response_id, ms = rng.choice(items), rng.choice(responses), rng.randint(-50, 6_000)
+        command = rng.choice(
+            (
+                c.CommitAudio(create_response=rng.choice((None, True, False))),
+                c.ClearAudio(),
+                c.ClearOutput(response_id=rng.choice((None, response_id))),
+                c.CreateResponse(),
+                c.CancelResponse(response_id=rng.choice((None, response_id))),
+                c.CreateItem(
+                    item=c.InputItem(item_id=rng.choice((None, "mine")), role="user", texts=("hello",)),
+                    previous_item_id=rng.choice((None, "root", item_id)),
+                ),
+                c.DeleteItem(item_id=item_id),
+                c.RetrieveItem(item_id=item_id),
+                c.TruncateItem(item_id=item_id, audio_end_ms=ms, content_index=rng.choice((0, 0, 0, 1))),
+                c.AckPlayback(played_ms=ms, response_id=rng.choice((None, response_id)), item_id=rng.choice((None, item_id))),
+                c.Heartbeat(),
+                c.BargeIn(),
+                c.CancelInput(),
+                c.SignalTurn(name=rng.choice(("barge_in", "cancel", "close", "timeout", "hello"))),
+                c.AppendText(text="x"),
+                c.UpdateSession(patch=self.patch()),
+            )
+        )
+        world.send(command)
+
+    def patch(self) -> SessionPatch:
+        rng = self.rng
+        return rng.choice(
+            (
+                SessionPatch(),
+                SessionPatch(instructions="be brief"),
+                SessionPatch(turn_detection=None),
+                SessionPatch(turn_detection=TurnDetectionPatch(type="semantic_vad", eagerness="high")),
+                SessionPatch(turn_detection=TurnDetectionPatch(type="server_vad", threshold=0.6)),
+                SessionPatch(turn_detection=TurnDetectionPatch(threshold=7.0)),
+                SessionPatch(voice="other"),
+                SessionPatch(model="other"),
+            )
+        )
+
+    def noise(self) -> None:
+        """Items that belong to nothing."""
+        rng, world = self.rng, self.world
+        item: Item = rng.choice(
+            (
+                SpeechScored(number=rng.randint(0, 9), probabilities=(0.9,) * rng.randint(0, 9)),
+                TurnClassified(number=rng.randint(0, 9), probability=rng.choice((0.5, float("nan")))),
+                TimerFired(),
+                Touched(),
+                CommandRefused(code=ErrorCode.BAD_AUDIO, message="bad"),
+                StageFailed(
+                    request_id=rng.choice([*world.core.live_request_ids(), "unknown"]),
+                    code=ErrorCode.RUNTIME_STREAM_FAILED,
+                    message="lost",
+                    session_ends=rng.random() < 0.05,
+                ),
+            )
+        )
+        world.apply(item)
+
+    def attachment(self) -> None:
+        rng = self.rng
+        generation = self.world.core.generation
+        self.world.apply(
+            rng.choice(
+                (
+                    Attached(),
+                    Detached(expected_generation=rng.choice((None, generation, generation + 1))),
+                    ResumeRequested(control_id=f"c{rng.randint(0, 3)}", expected_generation=generation - rng.randint(0, 1)),
+                )
+            )
+        )
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Close, answer everything, and see that nothing is left."""
+        world = self.world
+        world.apply(CloseRequested(kind=self.rng.choice(("closed", "expired")), reason="over"))
+        assert len(world.cleanups) == 1
+        while world.pending:
+            self.answer()
+        claimed = self.rng.random() < 0.2
+        world.apply(TerminalClaimed() if claimed else CleanupEnded(released=True))
+        world.apply(CleanupEnded(released=True))
+        world.apply(OutputTaken(number=1_000_000))
+        world.advance(100.0)
+        assert world.core.phase == "closed"
+        left = {name: size for name, size in world.core.tables().items() if size}
+        assert not left, left
+        terminals = [e for e in world.events if isinstance(e, SessionClosed | SessionExpired)]
+        assert len(terminals) == (0 if claimed else 1)
+        created = [e.response_id for e in world.of(ResponseCreated)]
+        assert sorted(created) == sorted(e.response_id for e in world.of(ResponseDone))
+
+
+def digest(seed: int, count: int) -> str:
+    """One digest over ``count`` storms."""
+    total = hashlib.sha256()
+    for offset in range(count):
+        total.update(Storm(seed + offset).run().encode())
+    return total.hexdigest()
+
+
+if __name__ == "__main__":
+    print(digest(int(sys.argv[1]), int(sys.argv[2])))

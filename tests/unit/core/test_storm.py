@@ -1,0 +1,45 @@
+"""Random lives of sessions: invariants after each step, nothing left at the end, and the same seed gives the same digest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.core.storm import Storm
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_storms(block: int) -> None:
+    for seed in range(block * 100, block * 100 + 100):
+        try:
+            Storm(seed).run()
+        except Exception as error:
+            raise AssertionError(f"storm {seed} failed") from error
+
+
+@given(st.integers(0, 2**32), st.integers(1, 200))
+def test_fresh_storms(seed: int, steps: int) -> None:
+    Storm(seed).run(steps)
+
+
+def test_one_seed_one_digest_under_any_hash_seed() -> None:
+    digests = set()
+    for hash_seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.unit.core.storm", "7", "40"],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        digests.add(done.stdout)
+    assert len(digests) == 1
