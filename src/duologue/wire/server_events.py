@@ -130,8 +130,12 @@ class ResponseCreated(ServerEvent, frozen=True, kw_only=True, tag="response.crea
 
 
 class ResponseDone(ServerEvent, frozen=True, kw_only=True, tag="response.done"):
+    """``generated_*`` (duplex dialect): all that was made, also what a cancel kept from being sent."""
+
     response: Response
     response_id: str | UnsetType = UNSET
+    generated_audio_ms: int | UnsetType = UNSET
+    generated_text: str | UnsetType = UNSET
 
 
 class _OutputEvent(ServerEvent, frozen=True, kw_only=True):
