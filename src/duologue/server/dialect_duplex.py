@@ -11,6 +11,7 @@ from typing import assert_never
 from msgspec import UNSET
 
 from duologue.engine.duplex import events
+from duologue.errors import ErrorCode
 from duologue.server.dialect_ga import DialectsOwn, GaDialect
 from duologue.server.projection import DUPLEX_STYLE, Frames, Style
 from duologue.wire import server_events as wire
@@ -40,15 +41,20 @@ class DuplexDialect(GaDialect):
             case events.SessionClosed():
                 return self._closed(event)
             case events.SessionExpired():
-                return [wire.SessionExpired(reason=event.reason, slot_released=event.slot_released)]
+                return self._expired(event)
             case events.StopMeasured():
                 return []
             case _:
                 assert_never(event)
 
     def _closed(self, event: events.SessionClosed) -> Frames:
+        frames = self._responses.abandon(event.fault or ErrorCode.INTERNAL_ERROR)
         code = UNSET if event.fault is None else event.fault.value
-        return [wire.SessionClosed(reason=event.reason, slot_released=event.slot_released, error_code=code)]
+        return [*frames, wire.SessionClosed(reason=event.reason, slot_released=event.slot_released, error_code=code)]
+
+    def _expired(self, event: events.SessionExpired) -> Frames:
+        frames = self._responses.abandon(ErrorCode.INTERNAL_ERROR)
+        return [*frames, wire.SessionExpired(reason=event.reason, slot_released=event.slot_released)]
 
 
 def _overlap(event: events.OverlapDecided) -> wire.OverlapDecision:

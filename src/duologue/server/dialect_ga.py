@@ -97,9 +97,10 @@ class GaDialect:
                 return [wire.OutputCleared(response_id=event.response_id)]
             case events.SessionClosed():
                 return self._closed(event)
+            case events.SessionExpired():
+                return self._responses.abandon(ErrorCode.INTERNAL_ERROR)
             case (
-                events.SessionExpired()
-                | events.ResponseSpeak()
+                events.ResponseSpeak()
                 | events.ResponseListen()
                 | events.OverlapDecided()
                 | events.PlaybackAcknowledged()
@@ -152,10 +153,11 @@ class GaDialect:
         return [wire.ItemDeleted(item_id=event.item_id)]
 
     def _closed(self, event: events.SessionClosed) -> Frames:
+        frames = self._responses.abandon(event.fault or ErrorCode.INTERNAL_ERROR)
         if event.fault is None:
-            return []
+            return frames
         summary = ERRORS[event.fault].summary
-        return [error_frame(self.style, event.fault, f"The session has ended. {summary}")]
+        return [*frames, error_frame(self.style, event.fault, f"The session has ended. {summary}")]
 
 
 DialectsOwn = (

@@ -143,9 +143,31 @@ class ResponseProjection:
             output.append(item)
             frames += self._closing(response, event, item)
         shown = done_response(event, response.event, response.config, self._session_id, output)
-        frames.append(wire.ResponseDone(response=shown, response_id=self._own(event.response_id)))
+        own = self._style.own_fields
+        frames.append(
+            wire.ResponseDone(
+                response=shown,
+                response_id=self._own(event.response_id),
+                generated_audio_ms=event.audio_ms if own else UNSET,
+                generated_text=event.full_text if own else UNSET,
+            )
+        )
         if not self._style.rates_first:
             frames.append(wire.RateLimitsUpdated())
+        return frames
+
+    def abandon(self, code: ErrorCode) -> Frames:
+        """End what the engine left open: it should not, but a response that began must be seen to end."""
+        frames: Frames = []
+        for response_id, response in list(self._open.items()):
+            event = events.ResponseDone(
+                response_id=response_id,
+                epoch=response.event.epoch,
+                status="failed",
+                error=code,
+                modality=response.event.modality,
+            )
+            frames += self.done(event)
         return frames
 
     def _own(self, response_id: str) -> str | UnsetType:

@@ -102,6 +102,13 @@ def audio_format(name: str, rate_hz: int | None, default_rate_hz: int, param: st
         raise invalid(f"{fault}.", param, ErrorCode.UNSUPPORTED_AUDIO_FORMAT) from None
 
 
+def append_format(name: str | None, rate_hz: int | None, current: AudioFormat) -> AudioFormat:
+    """The format that one append states; what it leaves out is ``current``'s. Raises ``ClientFault``."""
+    if name is None:
+        return audio_format(current.encoding, rate_hz, current.rate_hz, "sample_rate_hz")
+    return audio_format(name, rate_hz, current.rate_hz, "format")
+
+
 class SettingsReader:
     """Turns session objects of one dialect into patches."""
 

@@ -1,0 +1,231 @@
+"""The small port through which the server reaches an engine, and the port over a ``DuplexOrchestrator``.
+
+Rules kept here:
+
+* ``post`` is synchronous and keeps order; ``control`` is one correlated operation that returns or raises once;
+* a session's sink is called synchronously, in order, from whatever the engine is doing: it only queues;
+* when the engine dies, every session still gets a terminal and every operation an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from duologue.clock import Runtime
+from duologue.engine.duplex.events import SessionClosed
+from duologue.engine.duplex.messages import (
+    CloseSessionMessage,
+    DetachSession,
+    OpenSession,
+    OutputInvalidated,
+    ResumeSession,
+    SessionEventMessage,
+    TouchSession,
+)
+from duologue.engine.messages import EngineQueueMessage, ResultMessage
+from duologue.errors import (
+    ERRORS,
+    AdmissionFault,
+    ClientFault,
+    DuologueError,
+    ErrorCode,
+    Fault,
+    SessionFault,
+    StageFault,
+)
+from duologue.log import init_logger
+from duologue.server.models import ModelCard
+
+logger = init_logger(__name__)
+
+ControlMessage = OpenSession | CloseSessionMessage | ResumeSession | DetachSession | TouchSession
+SessionOutput = SessionEventMessage | OutputInvalidated
+SessionSink = Callable[[SessionOutput], None]
+
+CONTROL_TIMEOUT_S = 10.0
+
+
+class PoolHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage's replicas."""
+
+    name: str
+    replicas: int
+    available: int
+
+
+class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """How the engine is. Slots in quarantine count as used."""
+
+    alive: bool
+    pools: tuple[PoolHealth, ...] = ()
+    slots_limit: int = 0
+    slots_used: int = 0
+    slots_quarantined: int = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether a new session could be served, slots aside."""
+        return self.alive and all(pool.available > 0 for pool in self.pools)
+
+
+class EnginePort(Protocol):
+    """An engine as the server sees it. All calls come from the engine's own loop."""
+
+    def post(self, message: EngineQueueMessage) -> None:
+        """Send a one-way message. Order is kept."""
+        ...
+
+    async def control(self, message: ControlMessage) -> object:
+        """Carry out one correlated operation and return its value. Raises :class:`DuologueError`."""
+        ...
+
+    def subscribe(self, session_id: str, sink: SessionSink) -> None:
+        """From now on ``sink`` gets this session's events, in order, synchronously."""
+        ...
+
+    def unsubscribe(self, session_id: str) -> None:
+        """Stop; harmless if nothing was subscribed."""
+        ...
+
+    def models(self) -> Sequence[ModelCard]:
+        """What is served; the first is the default."""
+        ...
+
+    def health(self) -> EngineHealth:
+        """How the engine is now."""
+        ...
+
+
+class Orchestrator(Protocol):
+    """What :class:`EngineFront` needs of an orchestrator."""
+
+    def post(self, message: EngineQueueMessage) -> None:
+        """Queue one message."""
+        ...
+
+
+class _Queue:
+    """A queue that is no queue: what is put on it is handled at once."""
+
+    __slots__ = ("_take",)
+
+    def __init__(self, take: Callable[[EngineQueueMessage], None]) -> None:
+        self._take = take
+
+    def put_nowait(self, message: EngineQueueMessage) -> None:
+        self._take(message)
+
+
+def fault_of(code: str, message: str) -> DuologueError:
+    """The exception for an error that came back as a code."""
+    try:
+        known = ErrorCode(code)
+    except ValueError:
+        known = ErrorCode.INTERNAL_ERROR
+    kinds: dict[Fault, type[DuologueError]] = {
+        Fault.CLIENT: ClientFault,
+        Fault.ADMISSION: AdmissionFault,
+        Fault.SESSION: SessionFault,
+        Fault.STAGE: StageFault,
+    }
+    return kinds[ERRORS[known].fault](known, message or ERRORS[known].summary)
+
+
+class EngineFront:
+    """The port over an orchestrator on the same loop. ``outputs`` and ``results`` are the queues to build it with."""
+
+    def __init__(
+        self,
+        *,
+        runtime: Runtime,
+        models: Sequence[ModelCard],
+        health: Callable[[], EngineHealth],
+        control_timeout_s: float = CONTROL_TIMEOUT_S,
+    ) -> None:
+        self.outputs = _Queue(self._output)
+        self.results = _Queue(self._result)
+        self._runtime = runtime
+        self._models = tuple(models)
+        self._health = health
+        self._timeout_s = control_timeout_s
+        self._orchestrator: Orchestrator | None = None
+        self._sinks: dict[str, SessionSink] = {}
+        self._numbers: dict[str, int] = {}
+        self._waiting: dict[str, asyncio.Future[object]] = {}
+        self._dead = False
+
+    def attach(self, orchestrator: Orchestrator) -> None:
+        """The orchestrator exists; from now on messages are posted to it."""
+        self._orchestrator = orchestrator
+
+    def post(self, message: EngineQueueMessage) -> None:
+        if self._orchestrator is not None and not self._dead:
+            self._orchestrator.post(message)
+
+    async def control(self, message: ControlMessage) -> object:
+        if self._dead or self._orchestrator is None:
+            raise SessionFault(ErrorCode.ENGINE_DEAD, ERRORS[ErrorCode.ENGINE_DEAD].summary)
+        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._waiting[message.control_id] = answer
+        self._orchestrator.post(message)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await answer
+        except TimeoutError:
+            raise StageFault(
+                ErrorCode.TIMEOUT, f"The engine did not answer within {self._timeout_s:g} s; try again."
+            ) from None
+        finally:
+            if self._waiting.get(message.control_id) is answer:
+                del self._waiting[message.control_id]
+
+    def subscribe(self, session_id: str, sink: SessionSink) -> None:
+        self._sinks[session_id] = sink
+
+    def unsubscribe(self, session_id: str) -> None:
+        self._sinks.pop(session_id, None)
+        self._numbers.pop(session_id, None)
+
+    def models(self) -> Sequence[ModelCard]:
+        return self._models
+
+    def health(self) -> EngineHealth:
+        health = self._health()
+        return msgspec.structs.replace(health, alive=health.alive and not self._dead)
+
+    def died(self) -> None:
+        """The orchestrator has stopped for good: end what is still open. Idempotent."""
+        self._dead = True
+        fault = SessionFault(ErrorCode.ENGINE_DEAD, ERRORS[ErrorCode.ENGINE_DEAD].summary)
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(fault)
+        for session_id in list(self._sinks):
+            event = SessionClosed(reason="engine_dead", slot_released=True, fault=ErrorCode.ENGINE_DEAD)
+            number = self._numbers.get(session_id, 0) + 1
+            self._output(SessionEventMessage(session_id=session_id, number=number, event=event))
+
+    def _output(self, message: EngineQueueMessage) -> None:
+        if not isinstance(message, SessionEventMessage | OutputInvalidated):
+            return  # of a turn-based request: none is started through this port
+        sink = self._sinks.get(message.session_id)
+        if sink is None:
+            return
+        if isinstance(message, SessionEventMessage):
+            self._numbers[message.session_id] = message.number
+        sink(message)
+
+    def _result(self, message: EngineQueueMessage) -> None:
+        if not isinstance(message, ResultMessage):
+            return
+        answer = self._waiting.get(message.control_id)
+        if answer is None or answer.done():
+            return
+        if message.error_code is None:
+            answer.set_result(message.value)
+        else:
+            answer.set_exception(fault_of(message.error_code, message.error_message))

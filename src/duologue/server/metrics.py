@@ -1,0 +1,82 @@
+"""What the server measures, for Prometheus.
+
+Rules kept here: no label holds anything of a session or a client; gauges are read when they are scraped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from duologue.engine.duplex import events
+from duologue.errors import ErrorCode
+from duologue.server.engine import EngineHealth
+from duologue.server.registry import SessionHub
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_STOP_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 2.0)
+
+
+class ServerMetrics:
+    """Counters and histograms of one server; also the observer of its sessions."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._errors = Counter("duologue_errors", "Errors sent to clients.", ["code"], registry=self._registry)
+        self._responses = Counter("duologue_responses", "Responses that ended.", ["status"], registry=self._registry)
+        self._connections = Counter(
+            "duologue_connections", "WebSockets accepted.", ["dialect"], registry=self._registry
+        )
+        self._refused = Counter("duologue_refused_handshakes", "WebSockets refused.", ["code"], registry=self._registry)
+        self._sessions = Gauge(
+            "duologue_sessions", "Sessions that the server holds.", ["dialect"], registry=self._registry
+        )
+        self._backlog = Gauge("duologue_output_backlog", "Events that wait for sockets.", registry=self._registry)
+        self._journal = Gauge("duologue_journal_bytes", "Bytes held for resume.", registry=self._registry)
+        self._slots = Gauge("duologue_slots", "Session slots.", ["state"], registry=self._registry)
+        self._replicas = Gauge("duologue_replicas", "Stage replicas.", ["stage", "state"], registry=self._registry)
+        self._onset = self._stop("onset", "Speech onset to the last audio byte handed over.")
+        self._decision = self._stop("decision", "Decision to stop to the last audio byte handed over.")
+
+    def _stop(self, start: str, text: str) -> Histogram:
+        return Histogram(
+            f"duologue_stop_latency_{start}_seconds", text, buckets=_STOP_BUCKETS_S, registry=self._registry
+        )
+
+    def observed(self, event: events.SessionEvent) -> None:
+        if isinstance(event, events.ErrorRaised):
+            self._errors.labels(event.code.value).inc()
+        elif isinstance(event, events.ResponseDone):
+            self._responses.labels(event.status).inc()
+        elif isinstance(event, events.StopMeasured):
+            if event.onset_to_last_audio_s is not None:
+                self._onset.observe(event.onset_to_last_audio_s)
+            if event.decision_to_last_audio_s is not None:
+                self._decision.observe(event.decision_to_last_audio_s)
+
+    def refused(self, code: ErrorCode) -> None:
+        self._errors.labels(code.value).inc()
+
+    def accepted(self, dialect: str) -> None:
+        """A WebSocket was accepted."""
+        self._connections.labels(dialect).inc()
+
+    def turned_away(self, code: ErrorCode) -> None:
+        """A handshake was refused."""
+        self._refused.labels(code.value).inc()
+
+    def render(self, hub: SessionHub, health: EngineHealth) -> bytes:
+        """Everything, in Prometheus' text format."""
+        dialects = Tally(attachment.dialect.style.dialect for attachment in hub.sessions)
+        for dialect in ("ga", "duplex"):
+            self._sessions.labels(dialect).set(dialects[dialect])
+        self._backlog.set(sum(attachment.backlog for attachment in hub.sessions))
+        self._journal.set(sum(a.journal.held_bytes for a in hub.sessions if a.journal is not None))
+        self._slots.labels("limit").set(health.slots_limit)
+        self._slots.labels("used").set(health.slots_used)
+        self._slots.labels("quarantined").set(health.slots_quarantined)
+        for pool in health.pools:
+            self._replicas.labels(pool.name, "all").set(pool.replicas)
+            self._replicas.labels(pool.name, "available").set(pool.available)
+        return generate_latest(self._registry)

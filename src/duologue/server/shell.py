@@ -1,0 +1,212 @@
+"""The shell around one connection: reads a socket, pumps frames to it, carries out actions.
+
+Rules kept here:
+
+* one pump per connection and no task per event; a frame is taken only when the socket can take it;
+* reading stops while the connection says so, and the peer feels it;
+* operations at the engine outlive the socket: their answers always reach the connection;
+* whatever goes wrong in here ends this connection and no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final
+
+from duologue.clock import Runtime, TimerHandle
+from duologue.engine.duplex.messages import OpenSession
+from duologue.errors import DuologueError, ErrorCode, SessionFault
+from duologue.log import init_logger
+from duologue.server.actions import AbortSocket, Action, Ask, CloseSocket, Post
+from duologue.server.connection import Connection
+from duologue.server.engine import ControlMessage, EnginePort
+from duologue.server.transport import SocketLostError, Transport
+
+logger = init_logger(__name__)
+
+Message = MutableMapping[str, Any]
+FRAMES_PER_TURN: Final = 32  # then the loop gets its turn, however fast the peer reads
+RETRIES: Final = 8
+RETRY_FIRST_S: Final = 0.5
+RETRY_LAST_S: Final = 5.0
+
+
+class SocketShell:
+    """Runs one connection on one socket."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        engine: EnginePort,
+        runtime: Runtime,
+        transport: Transport,
+        receive: Callable[[], Awaitable[Message]],
+        close: Callable[[int, str], Awaitable[None]],
+        close_timeout_s: float = 5.0,
+    ) -> None:
+        self.connection = connection
+        self._engine = engine
+        self._runtime = runtime
+        self._transport = transport
+        self._receive = receive
+        self._close = close
+        self._close_timeout_s = close_timeout_s
+        self._wake = asyncio.Event()
+        self._readable = asyncio.Event()
+        self._closing: CloseSocket | None = None
+        self._over = False
+        self._timer: TimerHandle | None = None
+        connection.wake = self._wake.set
+        transport.on_writable = self._wake.set
+
+    async def run(self) -> None:
+        """Serve until the socket is closed, by whichever side."""
+        self._apply(self.connection.start(self._runtime.now()))
+        pump = self._runtime.spawn(self._pump(), name="pump")
+        try:
+            await self._read()
+        except Exception:
+            logger.exception("connection failed", extra={"session_id": self._session_id()})
+            self._closing = self._closing or CloseSocket(1011, "internal_error")
+            self._wake.set()
+            await asyncio.wait([pump], timeout=self._close_timeout_s)
+        finally:
+            self._finish()
+            self._wake.set()
+            await asyncio.wait([pump], timeout=self._close_timeout_s)
+            pump.cancel()
+
+    def shutdown(self) -> None:
+        """The server goes away."""
+        self._apply(self.connection.shutdown(self._runtime.now()))
+        self._wake.set()
+
+    def abort(self) -> None:
+        """Drop the socket now."""
+        self._transport.abort()
+        self._finish()
+        self._wake.set()
+
+    def _finish(self) -> None:
+        """The socket is of no more use."""
+        if self._over:
+            return
+        self._over = True
+        self._readable.set()
+        self._set_timer(None)
+        self._apply(self.connection.disconnected(self._runtime.now()))
+
+    async def _read(self) -> None:
+        connection = self.connection
+        while not self._over:
+            if not connection.reads:
+                self._readable.clear()
+                self._wake.set()
+                await self._readable.wait()
+                continue
+            message = await self._receive()
+            if message["type"] != "websocket.receive":
+                return
+            text = message.get("text")
+            if text is not None:
+                self._apply(connection.receive(text, self._runtime.now()))
+            else:
+                size = len(message.get("bytes") or b"")
+                self._apply(connection.receive_binary(size, self._runtime.now()))
+            self._wake.set()
+
+    async def _pump(self) -> None:
+        try:
+            while not self._over:
+                self._wake.clear()
+                await self._send_all()
+                if self._closing is not None:
+                    await self._close_in_order(self._closing)
+                    return
+                if self._over:
+                    return
+                self._set_timer(self.connection.next_deadline())
+                await self._wake.wait()
+                self._apply(self.connection.tick(self._runtime.now()))
+        except SocketLostError:
+            pass  # the reader learns of it too
+        except Exception:
+            logger.exception("pump failed", extra={"session_id": self._session_id()})
+            self._transport.abort()
+        finally:
+            self._finish()
+
+    async def _send_all(self) -> None:
+        """Hand over what the socket takes."""
+        connection, sent = self.connection, 0
+        while self._transport.writable and self._closing is None:
+            now = self._runtime.now()
+            frame = connection.data_to_send(now)
+            if frame is None:
+                break
+            await self._transport.send(frame)
+            self._apply(connection.actions(self._runtime.now()))
+            sent += 1
+            if sent % FRAMES_PER_TURN == 0:
+                await asyncio.sleep(0)
+        self._apply(connection.actions(self._runtime.now()))
+        if connection.reads:
+            self._readable.set()
+
+    async def _close_in_order(self, action: CloseSocket) -> None:
+        try:
+            async with asyncio.timeout(self._close_timeout_s):
+                await self._close(action.code, action.reason)
+        except TimeoutError:
+            self._transport.abort()
+
+    def _apply(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Post():
+                    self._engine.post(action.message)
+                case Ask():
+                    self._runtime.spawn(self._ask(action.message), name=f"ask {type(action.message).__name__}")
+                case CloseSocket():
+                    self._closing = action
+                case AbortSocket():
+                    self._transport.abort()
+
+    async def _ask(self, message: ControlMessage) -> None:
+        result = await ask(self._engine, message)
+        self._apply(self.connection.answered(message.control_id, result, self._runtime.now()))
+        self._wake.set()
+
+    def _set_timer(self, when: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if when is not None:
+            self._timer = self._runtime.call_at(when, self._wake.set)
+
+    def _session_id(self) -> str:
+        attachment = self.connection.attachment
+        return "" if attachment is None else attachment.session_id
+
+
+async def ask(engine: EnginePort, message: ControlMessage) -> object:
+    """The value of one operation, or the :class:`DuologueError` that it ended with.
+
+    A timeout leaves the outcome unknown. Everything but opening is idempotent under its id, so it is repeated until the
+    outcome is known.
+    """
+    delay_s = RETRY_FIRST_S
+    for attempt in range(RETRIES):
+        try:
+            return await engine.control(message)
+        except DuologueError as fault:
+            if fault.code is not ErrorCode.TIMEOUT or isinstance(message, OpenSession) or attempt == RETRIES - 1:
+                return fault
+        except Exception:
+            logger.exception("operation failed", extra={"session_id": message.session_id})
+            return SessionFault(ErrorCode.INTERNAL_ERROR, "The operation failed in the server.")
+        await asyncio.sleep(delay_s)
+        delay_s = min(delay_s * 2, RETRY_LAST_S)
+    raise AssertionError("unreachable: the last attempt returns")
