@@ -23,6 +23,7 @@ from typing import cast
 from duologue.clock import AsyncioRuntime, Runtime
 from duologue.config.stage_config import DuplexSessionRuntimeConfig, ModelConfig
 from duologue.engine.duplex import messages
+from duologue.engine.duplex.commands import AppendAudio
 from duologue.engine.duplex.contracts import DuplexStagePort
 from duologue.engine.duplex.core import items
 from duologue.engine.duplex.core.session import DuplexEngineSession
@@ -106,18 +107,16 @@ class DuplexSessionManager:
 
     def _command(self, msg: messages.SessionCommand) -> None:
         record = self._registry.get(msg.session_id)
-        if record is None or record.runner is None or record.terminal_sent:
+        if record is not None and record.runner is not None and not record.terminal_sent:
+            record.runner.submit(msg.command)
+        elif not isinstance(msg.command, AppendAudio) or msg.command.event_id is not None:
+            # Number 0: it is not of the session, whose last event was its terminal. Audio streams on for a while after
+            # that; nobody waits for an answer to it.
+            message = f"There is no session {msg.session_id}."
+            event_id = msg.command.event_id
             self._put(
-                msg.session_id,
-                0,
-                ErrorRaised(
-                    code=ErrorCode.UNKNOWN_SESSION,
-                    message=f"There is no session {msg.session_id}.",
-                    event_id=msg.command.event_id,
-                ),
+                msg.session_id, 0, ErrorRaised(code=ErrorCode.UNKNOWN_SESSION, message=message, event_id=event_id)
             )
-            return
-        record.runner.submit(msg.command)
 
     def _taken(self, msg: messages.OutputTaken) -> None:
         record = self._registry.get(msg.session_id)

@@ -1,0 +1,143 @@
+"""The scripted model of the ephemeral family: one request per turn through recognise, answer and speak."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from duologue.config.session import SessionConfig
+from duologue.engine.duplex.contracts import DuplexOutputContext
+from duologue.engine.duplex.plugin import (
+    AppendPlan,
+    AppendPlanRequest,
+    DuplexModelPlugin,
+    DuplexModelSessionState,
+    ModelCapabilities,
+)
+from duologue.engine.duplex.results import Decision, Speech, TurnEnded, UserTranscript
+from duologue.engine.stages.edge import NOTHING, Edge, EdgeInput, EdgeResult
+from duologue.errors import ClientFault, ErrorCode
+from duologue.models.scripted.script import Script
+from duologue.models.scripted.stages import ANSWER, OUTPUT_RATE_HZ, RECOGNISE, SPEAK
+from duologue.outputs import ChatMessage, RequestOutput, SamplingParams, StagePrompt
+
+REFUSED_VOICE = "refused"
+"""The one voice that a scripted model does not have."""
+
+
+@dataclass(slots=True)
+class ScriptedState(DuplexModelSessionState):
+    """``accepted``: appends that stages took; ``outputs``: outputs that were judged."""
+
+    accepted: int = 0
+    outputs: int = 0
+
+
+class ScriptedPlugin(DuplexModelPlugin):
+    """Model policy of the scripted pipeline."""
+
+    plugin_id = "scripted"
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.capabilities = ModelCapabilities(
+            family="ephemeral",
+            output_rate_hz=OUTPUT_RATE_HZ,
+            supports_text_turns=True,
+            streams_input=script.streams_input,
+            stream_interval_ms=script.stream_interval_ms,
+            transcribes_input=True,
+        )
+
+    def create_session_state(self, config: SessionConfig) -> ScriptedState:
+        del config
+        return ScriptedState()
+
+    def validate_config(self, config: SessionConfig) -> None:
+        refuse_voice(config)
+
+    def sampling_params(self, defaults: Sequence[SamplingParams], config: SessionConfig) -> tuple[SamplingParams, ...]:
+        del config
+        return tuple(defaults)
+
+    def plan_append(self, state: DuplexModelSessionState, request: AppendPlanRequest) -> AppendPlan:
+        del state
+        if not request.respond:
+            final_stage_id = RECOGNISE
+        elif request.config.output_modality == "text":
+            final_stage_id = ANSWER
+        else:
+            final_stage_id = SPEAK
+        asked = next((entry.text for entry in reversed(request.history) if entry.role == "user"), "")
+        prompt = StagePrompt(
+            text=asked,
+            messages=tuple(ChatMessage(entry.role, entry.text) for entry in request.history),
+            audio=request.audio,
+            audio_rate_hz=request.rate_hz,
+            final=request.final,
+            session_key=request.session_id,
+        )
+        return AppendPlan(prompt=prompt, final_stage_id=final_stage_id)
+
+    def commit_append(self, state: DuplexModelSessionState, request: AppendPlanRequest) -> None:
+        del request
+        assert isinstance(state, ScriptedState)
+        state.accepted += 1
+
+    def decide(
+        self, state: DuplexModelSessionState, stage_id: int, output: RequestOutput, context: DuplexOutputContext
+    ) -> Decision:
+        assert isinstance(state, ScriptedState)
+        state.outputs += 1
+        if stage_id == RECOGNISE:
+            return _heard(output, context)
+        if stage_id < context.final_stage_id:
+            return Decision(forward=True)
+        return _answered(output)
+
+
+def _heard(output: RequestOutput, context: DuplexOutputContext) -> Decision:
+    spoken = not output.finished or output.metadata.get("spoken") is True
+    results = (UserTranscript(text=output.text, final=output.finished),) if spoken else ()
+    return Decision(results=results, forward=output.finished and context.final_stage_id > RECOGNISE)
+
+
+def _answered(output: RequestOutput) -> Decision:
+    speech: tuple[Speech, ...] = ()
+    if output.text or output.audio:
+        speech = (Speech(text=output.text, audio=output.audio, rate_hz=output.audio_rate_hz, marks=output.marks),)
+    ended = (TurnEnded(),) if output.finished else ()
+    return Decision(results=(*speech, *ended))
+
+
+def refuse_voice(config: SessionConfig) -> None:
+    """Scripted models refuse one voice, so that a refusal can be tested."""
+    if config.voice == REFUSED_VOICE:
+        raise ClientFault(
+            ErrorCode.INVALID_RUNTIME_CONFIG,
+            f"The scripted model has no voice {REFUSED_VOICE!r}; choose any other.",
+            param="session.audio.output.voice",
+        )
+
+
+def words_to_answerer(source: EdgeInput) -> EdgeResult:
+    """From recognise to answer: nothing was said, nothing is asked.
+
+    The words are those of the last output alone: partial transcripts before it are guesses, not pieces of it.
+    """
+    words = source.output.text
+    if not words:
+        return NOTHING
+    entry = source.entry_prompt
+    return StagePrompt(text=words, messages=entry.messages, session_key=entry.session_key)
+
+
+def sentence_to_speaker(source: EdgeInput) -> EdgeResult:
+    """From answer to speak: one sentence."""
+    return StagePrompt(text=source.text, session_key=source.entry_prompt.session_key) if source.text else NOTHING
+
+
+SCRIPTED_EDGES = (
+    Edge(source=RECOGNISE, target=ANSWER, processor=words_to_answerer),
+    Edge(source=ANSWER, target=SPEAK, processor=sentence_to_speaker),
+)

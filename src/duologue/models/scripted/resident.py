@@ -1,0 +1,162 @@
+"""The scripted model of the resident family: one stage that hears unit after unit and decides for each to listen or speak."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from duologue.config.session import SessionConfig
+from duologue.engine.duplex.contracts import DuplexOutputContext
+from duologue.engine.duplex.plugin import (
+    AppendPlan,
+    AppendPlanRequest,
+    DuplexModelPlugin,
+    DuplexModelSessionState,
+    ModelCapabilities,
+)
+from duologue.engine.duplex.results import Decision, Listened, ModelResult, Speech, TurnEnded
+from duologue.engine.stages.contract import AsyncStage, StageControl
+from duologue.errors import ErrorCode
+from duologue.models.scripted.plugin import ScriptedState, refuse_voice
+from duologue.models.scripted.script import Script
+from duologue.models.scripted.sound import QUIET_RMS, rms, silence, tone
+from duologue.models.scripted.stages import OUTPUT_RATE_HZ
+from duologue.outputs import RequestOutput, SamplingParams, StageError, StagePrompt, StageRequest
+
+INPUT_RATE_HZ = 16_000
+
+
+@dataclass(slots=True)
+class Ears:
+    """What the model remembers. ``to_say``: units of the answer that are left; ``turn`` counts answers."""
+
+    spoken_units: int = 0
+    quiet_units: int = 0
+    to_say: int = 0
+    turn: int = 0
+
+
+class ResidentModel(AsyncStage[Ears]):
+    """Listens until somebody spoke and was quiet again, then answers, one unit per unit heard."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self.open_states = 0
+
+    def open(self, request: StageRequest) -> Ears:
+        del request
+        self.open_states += 1
+        return Ears()
+
+    def close(self, state: Ears) -> None:
+        del state
+        self.open_states -= 1
+
+    async def process(self, state: Ears, request: StageRequest, control: StageControl) -> AsyncIterator[RequestOutput]:
+        del control
+        script = self._script
+        prompt = request.prompt
+        await asyncio.sleep(script.unit_s)
+        self._hear(state, prompt)
+        if state.to_say and script.fault(0, "speak") is not None:
+            error = StageError(ErrorCode.RUNTIME_STREAM_FAILED.value, "The script told this stage to fail.")
+            yield RequestOutput(request_id=request.request_id, error=error)
+            return
+        if not state.to_say:
+            yield RequestOutput(
+                request_id=request.request_id,
+                segment_finished=True,
+                finished=prompt.final,
+                metadata={"decision": "listen"},
+            )
+            return
+        said = script.answer_units - state.to_say
+        state.to_say = 0 if prompt.options.get("force_listen") else state.to_say - 1
+        yield RequestOutput(
+            request_id=request.request_id,
+            segment_finished=True,
+            finished=prompt.final,
+            text=f"Unit {said + 1} of answer {state.turn}. ",
+            audio=tone(script.unit_ms, rate_hz=OUTPUT_RATE_HZ),
+            audio_rate_hz=OUTPUT_RATE_HZ,
+            metadata={"decision": "speak" if state.to_say else "end"},
+        )
+
+    def _hear(self, state: Ears, prompt: StagePrompt) -> None:
+        if rms(prompt.audio) > QUIET_RMS:
+            state.spoken_units += 1
+            state.quiet_units = 0
+        else:
+            state.quiet_units += 1
+        if not state.to_say and state.spoken_units and state.quiet_units >= self._script.quiet_units:
+            state.spoken_units = 0
+            state.to_say = self._script.answer_units
+            state.turn += 1
+
+
+class ResidentPlugin(DuplexModelPlugin):
+    """Model policy of the resident family."""
+
+    plugin_id = "scripted-resident"
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.capabilities = ModelCapabilities(
+            family="resident",
+            input_rate_hz=INPUT_RATE_HZ,
+            output_rate_hz=OUTPUT_RATE_HZ,
+            supports_client_commit=False,
+            unit_ms=script.unit_ms,
+            chunk_period_ms=script.unit_ms,
+            max_silence_units=64,
+        )
+
+    def create_session_state(self, config: SessionConfig) -> ScriptedState:
+        del config
+        return ScriptedState()
+
+    def validate_config(self, config: SessionConfig) -> None:
+        refuse_voice(config)
+
+    def sampling_params(self, defaults: Sequence[SamplingParams], config: SessionConfig) -> tuple[SamplingParams, ...]:
+        del config
+        return tuple(defaults)
+
+    def plan_append(self, state: DuplexModelSessionState, request: AppendPlanRequest) -> AppendPlan:
+        del state
+        return AppendPlan(
+            prompt=StagePrompt(
+                audio=request.audio,
+                audio_rate_hz=request.rate_hz,
+                final=request.final,
+                session_key=request.session_id,
+                options={"force_listen": request.force_listen},
+            )
+        )
+
+    def commit_append(self, state: DuplexModelSessionState, request: AppendPlanRequest) -> None:
+        del request
+        assert isinstance(state, ScriptedState)
+        state.accepted += 1
+
+    def silence_unit(self, state: DuplexModelSessionState) -> bytes:
+        """What the model hears while nobody sends anything."""
+        del state
+        return silence(self.script.unit_ms, rate_hz=INPUT_RATE_HZ)
+
+    def decide(
+        self, state: DuplexModelSessionState, stage_id: int, output: RequestOutput, context: DuplexOutputContext
+    ) -> Decision:
+        del stage_id, context
+        assert isinstance(state, ScriptedState)
+        state.outputs += 1
+        results: list[ModelResult] = []
+        if output.audio:
+            results.append(Speech(text=output.text, audio=output.audio, rate_hz=output.audio_rate_hz))
+        match output.metadata.get("decision"):
+            case "listen":
+                results.append(Listened())
+            case "end":
+                results.append(TurnEnded())
+        return Decision(results=tuple(results))

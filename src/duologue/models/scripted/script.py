@@ -1,0 +1,53 @@
+"""What a scripted model does: how long it takes, what it hears, how much it answers, and where it fails."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FaultKind = Literal["raise", "error", "hang", "silent"]
+
+
+class ScriptedFault(msgspec.Struct, frozen=True, kw_only=True):
+    """A stage that misbehaves when the text it works on contains ``when`` (empty: always).
+
+    ``raise``: the stage code raises. ``error``: it reports an error. ``hang``: it never answers. ``silent``: it finishes
+    with nothing.
+    """
+
+    stage_id: int
+    kind: FaultKind
+    when: str = ""
+
+
+class Script(msgspec.Struct, frozen=True, kw_only=True):
+    """Times in seconds or milliseconds as named.
+
+    ``transcripts``: what an utterance of loudness level *i* says (index modulo length); empty: a description of the
+    audio. ``sentences`` of ``sentence_ms`` audio each, in chunks of ``chunk_ms``, are answered. ``think_s`` passes before
+    each sentence, ``speak_s`` before each chunk. ``unit_ms``, ``quiet_units`` and ``answer_units`` are those of the
+    resident family: after speech and so many quiet units it answers so many units.
+    """
+
+    transcripts: tuple[str, ...] = ()
+    sentences: int = 2
+    sentence_ms: int = 400
+    chunk_ms: int = 100
+    recognise_s: float = 0.02
+    think_s: float = 0.03
+    speak_s: float = 0.01
+    streams_input: bool = False
+    stream_interval_ms: int = 320
+    unit_ms: int = 200
+    unit_s: float = 0.01
+    quiet_units: int = 2
+    answer_units: int = 4
+    faults: tuple[ScriptedFault, ...] = ()
+
+    def fault(self, stage_id: int, text: str) -> FaultKind | None:
+        """How stage ``stage_id`` misbehaves on ``text``."""
+        for fault in self.faults:
+            if fault.stage_id == stage_id and fault.when in text:
+                return fault.kind
+        return None

@@ -1,0 +1,223 @@
+"""Whole spoken conversations through the engine: every layer is the real one, only the models are scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import msgspec
+import pytest
+
+from duologue.engine.duplex.commands import (
+    BargeIn,
+    CancelInput,
+    CancelResponse,
+    ClearAudio,
+    ClearOutput,
+    CloseSession,
+    CommitAudio,
+    CreateResponse,
+)
+from duologue.engine.duplex.events import (
+    InputCommitted,
+    InputTranscribed,
+    ResponseAudio,
+    ResponseCreated,
+    ResponseDone,
+    ResponseText,
+    SessionClosed,
+    SpeechStarted,
+    SpeechStopped,
+)
+from duologue.models.scripted import Script, ephemeral_pipeline, resident_pipeline, tone
+from duologue.sim.loop import VirtualRuntime, run, virtual
+from tests.unit.session.world import MANUAL, RATE_HZ, VAD, engine
+
+
+@virtual
+async def test_a_spoken_turn_is_answered(runtime: VirtualRuntime) -> None:
+    async with engine(runtime, ephemeral_pipeline(runtime, Script(transcripts=("hello there",)))) as world:
+        client = world.open()
+        await client.say()
+        done = await client.until(ResponseDone)
+        assert done.status == "completed"
+        assert done.full_text == "Sentence 1 about hello there. Sentence 2 about hello there."
+        assert sum(len(event.audio) for event in client.of(ResponseAudio)) == 24_000 * 2 * 800 // 1000
+        transcript = client.of(InputTranscribed)[-1]
+        assert (transcript.text, transcript.final) == ("hello there", True)
+        order = [SpeechStarted, SpeechStopped, InputCommitted, ResponseCreated, ResponseAudio, ResponseDone]
+        positions = [client.kinds.index(kind.__name__) for kind in order]
+        assert positions == sorted(positions)
+        client.send(CloseSession())
+        await client.until(SessionClosed)
+        assert world.everything() == {}
+
+
+STORY = Script(transcripts=("tell me a story", "stop"), sentences=6, sentence_ms=1_000, streams_input=True)
+
+
+@virtual
+async def test_speech_during_an_answer_stops_it_everywhere(runtime: VirtualRuntime) -> None:
+    pipeline = ephemeral_pipeline(runtime, STORY)
+    async with engine(runtime, pipeline) as world:
+        client = world.open()
+        await client.say(level=0)
+        await client.until(ResponseAudio, 10)
+        await client.say(level=1)
+        first = await client.until(ResponseDone)
+        assert (first.status, first.reason) == ("cancelled", "turn_detected")
+        second = await client.until(ResponseDone, 2)
+        assert second.status == "completed"
+        assert second.full_text.startswith("Sentence 1 about stop.")
+        assert client.invalidated == [first.response_id]
+        heard = [event for event in client.of(ResponseAudio) if event.response_id == first.response_id]
+        assert sum(event.duration_ms for event in heard) < 2_500
+        client.send(CloseSession())
+        await client.until(SessionClosed)
+
+
+@virtual
+async def test_a_cancelled_answer_is_not_computed_any_further(runtime: VirtualRuntime) -> None:
+    pipeline = ephemeral_pipeline(runtime, Script(sentences=50, sentence_ms=1_000))
+    answerer, speaker = pipeline.stages[1], pipeline.stages[2]
+    async with engine(runtime, pipeline) as world:
+        client = world.open()
+        await client.say()
+        await client.until(ResponseAudio)
+        client.send(CancelResponse())
+        done = await client.until(ResponseDone, limit_s=0.01)
+        assert (done.status, done.reason) == ("cancelled", "client_cancelled")
+        await asyncio.sleep(0.001)
+        counts = (answerer.sentences, speaker.chunks)  # type: ignore[attr-defined]
+        await asyncio.sleep(5.0)
+        assert (answerer.sentences, speaker.chunks) == counts  # type: ignore[attr-defined]
+        assert pipeline.open_states == 0
+        assert world.engine.request_states == {}
+
+
+@virtual
+async def test_a_cancelled_turn_stays_in_the_conversation(runtime: VirtualRuntime) -> None:
+    script = Script(transcripts=("my name is Ada", "what is my name"), sentences=6, sentence_ms=1_000)
+    pipeline = ephemeral_pipeline(runtime, script)
+    plans = []
+    plan_append = pipeline.plugin.plan_append
+    pipeline.plugin.plan_append = lambda state, request: plans.append(request) or plan_append(state, request)  # type: ignore[method-assign,func-returns-value]
+    async with engine(runtime, pipeline) as world:
+        client = world.open()
+        await client.say(level=0)
+        await client.until(ResponseAudio, 12)
+        client.send(CancelResponse())
+        await client.say(level=1)
+        await client.until(ResponseDone, 2)
+    history = [(entry.role, entry.text) for entry in plans[-1].history]
+    assert history[0] == ("user", "my name is Ada")
+    assert history[1][0] == "assistant"
+    assert "Sentence 1 about my name is Ada.".startswith(history[1][1][:20])
+    assert "Sentence 3" not in history[1][1]
+
+
+@virtual
+async def test_an_explicit_commit_is_answered_when_asked(runtime: VirtualRuntime) -> None:
+    async with engine(runtime, ephemeral_pipeline(runtime)) as world:
+        client = world.open(MANUAL)
+        client.append(tone(500, rate_hz=RATE_HZ))
+        client.send(CommitAudio())
+        await client.until(InputCommitted)
+        await asyncio.sleep(1.0)
+        assert client.of(ResponseCreated) == []
+        client.send(CreateResponse())
+        assert (await client.until(ResponseDone)).status == "completed"
+
+
+@virtual
+async def test_a_text_answer_is_text_and_skips_the_voice(runtime: VirtualRuntime) -> None:
+    pipeline = ephemeral_pipeline(runtime)
+    async with engine(runtime, pipeline) as world:
+        client = world.open(msgspec.structs.replace(VAD, output_modality="text"))
+        await client.say()
+        done = await client.until(ResponseDone)
+        assert "".join(event.text for event in client.of(ResponseText)) == done.full_text
+        assert client.of(ResponseAudio) == []
+        assert pipeline.stages[2].chunks == 0  # type: ignore[attr-defined]
+
+
+@virtual
+async def test_partial_transcripts_come_while_the_user_speaks(runtime: VirtualRuntime) -> None:
+    script = Script(transcripts=("one two three four five",), streams_input=True)
+    async with engine(runtime, ephemeral_pipeline(runtime, script)) as world:
+        client = world.open()
+        await client.say(1_500)
+        await client.until(ResponseDone)
+        transcripts = client.of(InputTranscribed)
+        assert [event.final for event in transcripts].count(True) == 1
+        assert len(transcripts) > 2
+        assert all("one two three four five".startswith(event.text) for event in transcripts)
+
+
+@virtual
+async def test_a_resident_model_answers_by_itself_and_stops_for_the_user(runtime: VirtualRuntime) -> None:
+    async with engine(runtime, resident_pipeline(runtime, Script(answer_units=20))) as world:
+        client = world.open()
+        await client.say(600, pause_ms=1_000)
+        created = await client.until(ResponseCreated)
+        await client.until(ResponseAudio, 4)
+        await client.say(600, pause_ms=1_000)
+        done = await client.until(ResponseDone)
+        assert (done.response_id, done.status) == (created.response_id, "cancelled")
+        await client.until(ResponseCreated, 2)
+
+
+@virtual
+async def test_a_resident_answer_ends_without_more_audio_from_the_client(runtime: VirtualRuntime) -> None:
+    async with engine(runtime, resident_pipeline(runtime, Script(answer_units=10))) as world:
+        client = world.open()
+        await client.say(600, pause_ms=600)
+        done = await client.until(ResponseDone)
+        assert done.status == "completed"
+        assert done.full_text.rstrip().endswith("Unit 10 of answer 1.")
+
+
+async def _conversation(runtime: VirtualRuntime, others: int) -> list[object]:
+    async with engine(runtime, ephemeral_pipeline(runtime, STORY)) as world:
+        client = world.open(session_id="alone")
+        crowd = [world.open(session_id=f"other-{index}") for index in range(others)]
+        talking = [runtime.spawn(other.say(700 + 40 * index), name="other") for index, other in enumerate(crowd)]
+        start = runtime.now()
+        await client.say(level=0)
+        await client.until(ResponseAudio, 10)
+        client.send(CancelResponse())
+        await client.say(level=1)
+        await client.until(ResponseDone, 2)
+        await asyncio.gather(*talking)
+        return [(round(at - start, 6), event) for at, event in zip(client.times, client.events, strict=True)]
+
+
+def test_a_conversation_is_the_same_alone_and_in_company() -> None:
+    alone = run(lambda runtime: _conversation(runtime, 0))
+    in_company = run(lambda runtime: _conversation(runtime, 3))
+    assert alone == in_company
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_cancel_at_any_instant_leaves_nothing_behind(seed: int) -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        chance = random.Random(seed)
+        resident = seed % 4 == 3
+        script = Script(sentences=3, sentence_ms=300, streams_input=seed % 2 == 0, answer_units=8)
+        pipeline = resident_pipeline(runtime, script) if resident else ephemeral_pipeline(runtime, script)
+        async with engine(runtime, pipeline) as world:
+            client = world.open()
+            speaking = runtime.spawn(client.say(500), name="speaking")
+            for _ in range(chance.randrange(1, 4)):
+                await asyncio.sleep(chance.random() * 1.5)
+                client.send(chance.choice([CancelResponse(), BargeIn(), CancelInput(), ClearOutput(), ClearAudio()]))
+            await speaking
+            await client.say(500)
+            await asyncio.sleep(6.0)
+            assert client.of(ResponseCreated), "the last turn must be answered, whatever was cancelled before"
+            assert len(client.of(ResponseCreated)) == len(client.of(ResponseDone))
+            if not resident:
+                assert world.engine.request_states == {}
+                assert pipeline.open_states == 0
+
+    run(main, seed=seed)
