@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import importlib
 import os
 import signal
 import socket
@@ -23,6 +22,7 @@ from collections.abc import Callable, Coroutine, Sequence
 
 from duologue.engine.stages.arena import Ring
 from duologue.engine.stages.contract import AnyStage, AsyncStage
+from duologue.engine.stages.factory import make_stage
 from duologue.engine.stages.frames import (
     Abort,
     Configure,
@@ -43,7 +43,7 @@ from duologue.engine.stages.frames import (
 from duologue.engine.stages.works import Key, TaskWorks, ThreadedWorks, Works
 from duologue.errors import ErrorCode
 from duologue.log import configure_logging, init_logger
-from duologue.outputs import Options, RequestOutput, StageError, StageRequest
+from duologue.outputs import RequestOutput, StageError, StageRequest
 
 logger = init_logger(__name__)
 
@@ -123,18 +123,6 @@ class LoopWorks:
 
     def abort(self, keys: Sequence[Key]) -> None:
         self._post(self._works.abort, keys)
-
-
-def make_stage(factory: str, options: Options) -> AnyStage:
-    """The stage that ``factory`` (``package.module:name``) makes when called with ``options`` by keyword."""
-    module_name, _, name = factory.partition(":")
-    if not module_name or not name:
-        raise ValueError(f"a stage factory is written package.module:name, got {factory!r}")
-    module = importlib.import_module(module_name)
-    if not hasattr(module, name):
-        raise ValueError(f"module {module_name!r} has no {name!r}, which the stage factory {factory!r} names")
-    stage: AnyStage = getattr(module, name)(**options)
-    return stage
 
 
 def start_stage(stage: AnyStage, link: Link) -> tuple[Works, Callable[[], None]]:

@@ -1,0 +1,88 @@
+"""From a configured pipeline to stage pools and edges. Nothing is started here, and no stage code is imported that runs
+in a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from duologue.config.pipeline import PipelineConfig, StageConfig
+from duologue.engine.stage_pool import ReplicaFactory, StagePool
+from duologue.engine.stages.contract import StageClient
+from duologue.engine.stages.edge import Edge, EdgeProcessor
+from duologue.engine.stages.factory import edge_processor, make_stage
+from duologue.engine.stages.inproc import InprocClient
+from duologue.engine.stages.process import ProcessClient, WorkerSpec
+
+if TYPE_CHECKING:
+    from duologue.clock import Runtime
+
+
+def build_pools(pipeline: PipelineConfig, runtime: Runtime, *, log_level: str = "info") -> list[StagePool]:
+    """One pool per stage, in order."""
+    return [
+        StagePool(
+            stage_id=stage_id,
+            make_client=replica_factory(stage, runtime, log_level=log_level),
+            runtime=runtime,
+            name=stage.name,
+            replicas=stage.replicas,
+            final_output=stage.final_output,
+        )
+        for stage_id, stage in enumerate(pipeline.stages)
+    ]
+
+
+def build_edges(
+    pipeline: PipelineConfig, processors: Mapping[tuple[str, str], EdgeProcessor] | None = None
+) -> list[Edge]:
+    """The edges by stage number. ``processors`` replaces the named function of an edge, by (source, target).
+
+    Raises ``ValueError`` or ``TypeError`` for a name that leads to no function.
+    """
+    return [
+        Edge(
+            source=pipeline.stage_id(edge.source),
+            target=pipeline.stage_id(edge.target),
+            processor=(processors or {}).get((edge.source, edge.target)) or edge_processor(edge.processor),
+            prewarm=edge.prewarm,
+        )
+        for edge in pipeline.edges
+    ]
+
+
+def replica_factory(stage: StageConfig, runtime: Runtime, *, log_level: str = "info") -> ReplicaFactory:
+    """What makes the replicas of one stage, on the backend that it names."""
+    match stage.backend:
+        case "inproc":
+            return partial(_inproc, stage, runtime)
+        case "process":
+            return partial(_process, stage, runtime, log_level)
+
+
+def _inproc(stage: StageConfig, runtime: Runtime, replica_id: int) -> StageClient:
+    del replica_id
+    return InprocClient(
+        make_stage(stage.factory, stage.options),
+        runtime=runtime,
+        default_sampling_params=stage.sampling,
+        model_config=stage.model,
+    )
+
+
+def _process(stage: StageConfig, runtime: Runtime, log_level: str, replica_id: int) -> StageClient:
+    spec = WorkerSpec(
+        factory=stage.factory,
+        options=stage.options,
+        name=f"{stage.name}-{replica_id}",
+        sampling=stage.sampling,
+        model=stage.model,
+        environment=dict(stage.environment),
+        start_timeout_s=stage.start_timeout_s,
+        heartbeat_s=stage.heartbeat_s,
+        heartbeat_timeout_s=stage.heartbeat_timeout_s,
+        close_timeout_s=stage.close_timeout_s,
+        log_level=log_level,
+    )
+    return ProcessClient(spec, runtime=runtime)
