@@ -72,6 +72,7 @@ class Ledger:
     interruptions: list[Interruption] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     ended: str | None = None
+    ended_code: str | None = None
 
     @property
     def turn(self) -> Turn:
@@ -134,6 +135,11 @@ class Ledger:
                 last_audio_s=answer.last_audio_s,
             )
         )
+
+    def end(self, text: str, code: str | None) -> None:
+        """The session is over; the first word on it counts, a code may be added."""
+        self.ended = self.ended or text
+        self.ended_code = self.ended_code or code
 
     def answer_to(self, number: int) -> Answer | None:
         """The answer to turn `number`: the last response with audio, else the last response, else none."""

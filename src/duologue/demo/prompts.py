@@ -50,27 +50,41 @@ def check_prompt(
     """What is wrong with the last prompt that asks `user_text`, as a sentence; ``None`` if nothing is.
 
     It must hold the earlier user text and, directly after it, exactly the part of the answer that was heard (nothing
-    if none was).
+    if none was). Successive messages of one speaker count as one: a turn may have been committed in pieces.
     """
     if prompts is None:
         return f"the server wrote no prompt log, so what the model was asked is unknown ({PROMPT_LOG_VARIABLE})"
-    asking = [prompt for prompt in prompts if _last_user_text(prompt) == _plain(user_text)]
+    asked = _plain(user_text)
+    if not _plain(earlier_assistant_text):
+        asked = _plain(f"{earlier_user_text} {user_text}")  # nothing stands between the two
+    exchanges = [_exchange(prompt) for prompt in prompts]
+    asking = [exchange for exchange in exchanges if exchange and exchange[-1] == Message("user", asked)]
     if not asking:
-        return f"no prompt asks {user_text!r}"
-    spoken = [(message.role, _plain(message.text)) for message in asking[-1].messages if message.role != "system"]
-    earlier = [index for index, entry in enumerate(spoken[:-1]) if entry == ("user", _plain(earlier_user_text))]
+        return f"no prompt asks {asked!r}"
+    if not _plain(earlier_assistant_text):
+        return None
+    exchange = asking[-1]
+    earlier = [index for index, entry in enumerate(exchange) if entry == Message("user", _plain(earlier_user_text))]
     if not earlier:
         return f"the prompt for {user_text!r} does not hold what the user said before: {earlier_user_text!r}"
-    after = [text for role, text in spoken[earlier[-1] + 1 : earlier[-1] + 2] if role == "assistant"]
+    after = [entry.text for entry in exchange[earlier[-1] + 1 : earlier[-1] + 2] if entry.role == "assistant"]
     kept = after[0] if after else ""
     if kept != _plain(earlier_assistant_text):
         return f"the prompt for {user_text!r} holds the answer {kept!r}, but heard was {earlier_assistant_text!r}"
     return None
 
 
-def _last_user_text(prompt: Prompt) -> str:
-    texts = [message.text for message in prompt.messages if message.role == "user"]
-    return _plain(texts[-1]) if texts else ""
+def _exchange(prompt: Prompt) -> list[Message]:
+    """The conversation in a prompt: no system text, successive messages of one speaker joined."""
+    joined: list[Message] = []
+    for message in prompt.messages:
+        if message.role == "system":
+            continue
+        text = _plain(message.text)
+        if joined and joined[-1].role == message.role:
+            text = f"{joined.pop().text} {text}".strip()
+        joined.append(Message(message.role, text))
+    return joined
 
 
 def _plain(text: str) -> str:
