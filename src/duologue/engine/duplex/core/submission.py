@@ -14,7 +14,6 @@ from duologue.engine.duplex.core.requests import StageRequestRecord
 from duologue.engine.duplex.core.state import SessionState
 from duologue.engine.duplex.core.tail import PendingAppend
 from duologue.engine.duplex.plugin import HistoryEntry
-from duologue.errors import ErrorCode
 
 TRANSCRIPT_WAIT_S = 2.0
 
@@ -135,5 +134,5 @@ def failed(s: SessionState, item: AppendFailed) -> None:
     for request_id in known:
         record = s.requests.remove(request_id)
         if record is not None:
-            answers.request_lost(s, record, ErrorCode.RUNTIME_APPEND_FAILED, item.message)
+            answers.request_lost(s, record, item.code, item.message)
     pump(s)
