@@ -119,8 +119,9 @@ class ModelChannel:
             submission = self._plan(effect, request)
             self._ctx.stage_port.ensure_request(submission.context)
         except PluginFault as fault:
-            self._refuse(effect, ErrorCode.RUNTIME_PLUGIN_FAILED, "The model plugin could not plan the input.")
+            # The fault first: it names the cause, and a resident model's session ends with it.
             self._ctx.services.plugin_failed(fault.hook, fault.__cause__ or fault, request_id=effect.request_id)
+            self._refuse(effect, ErrorCode.RUNTIME_PLUGIN_FAILED, "The model plugin could not plan the input.")
             return
         except DuologueError as exc:
             self._refuse(effect, exc.code, exc.message)
