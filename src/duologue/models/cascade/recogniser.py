@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* silence, noise below -60 dBFS, no audio and audio too short to hold a syllable give an empty string, never an error;
+* silence, noise, no audio and audio too short to hold a syllable give an empty string, never an error;
 * the work is bounded: at most so many tokens per second of audio, and a loop ends the segment;
 * audio longer than about 20 s is cut at its quietest places and recognised piece by piece (the model was made for
   utterances), up to `LONGEST_S`; what lies beyond is not recognised and said so by an error.
@@ -35,6 +35,10 @@ _LAYERS, _HEADS, _HEAD_WIDTH = 6, 8, 36
 
 _SELF_CACHE = tuple(f"{layer}.decoder.{part}" for layer in range(_LAYERS) for part in ("key", "value"))
 _CROSS_CACHE = tuple(f"{layer}.encoder.{part}" for layer in range(_LAYERS) for part in ("key", "value"))
+
+
+# What this model says to noise, hum and room tone, word for word. A person's "you" comes with punctuation.
+_NOISE_TEXTS = frozenset({"You", "Thank you", "Thank you for watching!", "Thanks for watching!"})
 
 
 def _never() -> bool:
@@ -74,7 +78,8 @@ class Recogniser:
         mask = np.ones(padded.shape, np.int64)
         (hidden,) = self._encoder.run({"input_values": padded, "attention_mask": mask}, ("last_hidden_state",))
         limit = _TOKENS_AT_LEAST + int(_TOKENS_PER_S * len(samples) / RATE_HZ)
-        return self._vocabulary.decode(self._decode(hidden, mask, limit, cancelled))
+        text = self._vocabulary.decode(self._decode(hidden, mask, limit, cancelled))
+        return "" if text in _NOISE_TEXTS or not any(char.isalnum() for char in text) else text
 
     def _decode(self, hidden: Tensor, mask: NDArray[np.int64], limit: int, cancelled: Callable[[], bool]) -> list[int]:
         """Greedy decoding of at most `limit` tokens."""
