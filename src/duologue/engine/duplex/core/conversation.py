@@ -197,11 +197,12 @@ def truncate_item(s: SessionState, command: TruncateItem) -> None:
     limit_ms = float(spoken.audio_ms) if response is None else min(response.released_ms, float(spoken.audio_ms))
     audio_ms = min(max(0.0, float(command.audio_end_ms)), limit_ms)
     item.hard_cut_ms = audio_ms if item.hard_cut_ms is None else min(item.hard_cut_ms, audio_ms)
-    if not (response is not None and response.open):
+    if response is None or not response.open:
+        if response is not None and s.response is None and s.playback.playing(s.now):
+            # The client stopped playing where it says: nothing more of this is played.
+            pacing.withdraw_finished(s)
+            s.playback.flush(s.now)
         item.soft_cut_ms = None  # the client knows better than the estimate
-    if response is not None and response.base_ms is not None and not response.open:
-        s.playback.set(response.base_ms + audio_ms, s.now)
-        s.playback.flush(s.now)
     s.emit(ItemTruncated(item_id=item.item_id, content_index=command.content_index, audio_end_ms=int(item.hard_cut_ms)))
     pacing.release(s)
 
