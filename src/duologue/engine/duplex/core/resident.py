@@ -48,10 +48,15 @@ def feed(s: SessionState) -> None:
     """Hand every whole unit of the input to the model."""
     audio = s.audio
     buffer = s.resident.buffer
-    if audio.end > audio.floor:
-        buffer += audio.copy(audio.floor, audio.end)
-        audio.consume_to(audio.end)
     unit = _unit_bytes(s)
+    if audio.end > audio.floor:
+        fresh = audio.copy(audio.floor, audio.end)
+        audio.consume_to(audio.end)
+        if not buffer and len(fresh) == (unit or len(fresh)):
+            _enqueue(s, fresh)  # the ordinary case: the client sends units, and nothing has to be cut or joined
+            submission.pump(s)
+            return
+        buffer += fresh
     if unit == 0:
         if buffer:
             _enqueue(s, bytes(buffer))

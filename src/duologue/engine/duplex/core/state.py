@@ -193,8 +193,12 @@ class SessionState:
     @property
     def held_input_bytes(self) -> int:
         """Input audio held anywhere in the session."""
-        committed = sum(len(turn.audio) for turn in self.committed.values())
-        return self.audio.buffered_bytes + committed + self.tail.held_bytes + len(self.resident.buffer)
+        held = self.audio.buffered_bytes + len(self.resident.buffer)
+        if self.committed:
+            held += sum(len(turn.audio) for turn in self.committed.values())
+        if not self.tail.idle:
+            held += self.tail.held_bytes
+        return held
 
     @property
     def answering(self) -> bool:
