@@ -303,7 +303,8 @@ def _tool_choice(choice: str | ToolChoice | UnsetType | None) -> str | UnsetType
             "session.tool_choice",
             ErrorCode.UNSUPPORTED,
         )
-    return _choice(_or(choice, "auto"), ("auto", "none", "required"), "session.tool_choice") or "auto"
+    chosen = _choice(choice, ("auto", "none", "required"), "session.tool_choice")
+    return "auto" if chosen is None else chosen
 
 
 def _choice(value: str | UnsetType | None, allowed: tuple[str, ...], param: str) -> str | UnsetType | None:

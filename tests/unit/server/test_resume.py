@@ -1,0 +1,271 @@
+"""Taking a session over: credentials, replay, gaps, and two connections that want the same session."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duologue.engine.duplex import events, messages
+from duologue.server.registry import ConnectionLimits
+from tests.unit.server.driver import Client, World, asked, resumable
+from tests.unit.server.fake_engine import answer, audio, created, done
+
+URL = "/v1/duplex?resume=1"
+
+
+def opened(world: World) -> Client:
+    client = world.connect("/v1/duplex")
+    client.send("session.update", session={})
+    return client
+
+
+def resume(world: World, session_id: str, token: str, last: int = 0, key_id: str = "") -> Client:
+    client = world.connect(URL, key_id)
+    client.send(
+        "session.resume", session_id=session_id, resume_token=token, last_received_server_event_seq=last, event_id="R"
+    )
+    return client
+
+
+def numbers(client: Client) -> list[int]:
+    return [frame["server_event_seq"] for frame in client.frames if "server_event_seq" in frame]
+
+
+def test_frames_are_numbered_without_gaps_from_one() -> None:
+    client = opened(World())
+    client.say(*answer("r", "i"))
+    assert "server_event_seq" not in client.frames[0]
+    assert numbers(client) == list(range(1, len(client.frames)))
+    assert {frame["session_id"] for frame in client.frames} == {client.session_id}
+
+
+def test_a_lost_socket_detaches_and_a_resume_continues_where_it_stopped() -> None:
+    world = World()
+    first = opened(world)
+    first.say(*answer("r", "i"))
+    session_id, token = resumable(first)
+    first.drop()
+    assert world.engine.only.detached
+    second = resume(world, session_id, token, last=4)
+    welcome = second.frames[0]
+    assert (welcome["type"], welcome["generation"]) == ("session.resumed", 1)
+    assert welcome["session"]["session_id"] == session_id
+    assert welcome["resume_token"] != token
+    assert not world.engine.only.detached
+    assert numbers(second) == list(range(5, len(first.frames)))
+    assert [f for f in second.frames if "server_event_seq" in f] == first.frames[5:]
+
+
+def test_what_happened_meanwhile_follows_the_replay() -> None:
+    world = World()
+    first = opened(world)
+    first.say(created("r", "i"))
+    session_id, token = resumable(first)
+    seen = numbers(first)[-1]
+    first.drop()
+    world.engine.say(session_id, done("r", "i", "", status="cancelled", reason="turn_detected"))
+    second = resume(world, session_id, token, last=seen - 1)
+    assert second.types == ["session.resumed", "response.created", "response.done", "rate_limits.updated"]
+    assert numbers(second) == [seen, seen + 1, seen + 2]
+
+
+def test_a_cancel_while_detached_removes_what_was_not_sent() -> None:
+    world = World()
+    first = opened(world)
+    first.say(created("r", "i"))
+    session_id, token = resumable(first)
+    seen = numbers(first)[-1]
+    first.drop()
+    world.engine.say(session_id, audio("r", "i", text="Gone"))
+    world.engine.invalidate(session_id, "r")
+    world.engine.say(session_id, done("r", "i", "", status="cancelled", reason="turn_detected"))
+    second = resume(world, session_id, token, last=seen)
+    assert second.types == ["session.resumed", "response.done", "rate_limits.updated"]
+
+
+def test_the_old_token_is_worthless_after_a_resume() -> None:
+    world = World()
+    first = opened(world)
+    session_id, token = resumable(first)
+    first.drop()
+    second = resume(world, session_id, token)
+    second.drop()
+    third = resume(world, session_id, token)
+    assert third.frames[0]["error"]["code"] == "invalid_resume_token"
+    assert third.frames[0]["error"]["event_id"] == "R"
+    assert third.closed is not None
+    fourth = resume(world, session_id, second.frames[0]["resume_token"])
+    assert fourth.frames[0]["generation"] == 2
+
+
+def test_a_resume_of_nothing_or_with_another_key_is_refused() -> None:
+    world = World()
+    session_id, token = resumable(opened(world))
+    assert resume(world, "duplex-0", token).frames[0]["error"]["code"] == "session_resume_expired"
+    assert resume(world, session_id, token, key_id="x").frames[0]["error"]["code"] == "unsupported_session_resume"
+    ga = world.connect("/v1/realtime")
+    assert resume(world, ga.session_id, token).frames[0]["error"]["code"] == "unsupported_session_resume"
+
+
+def test_a_resume_that_is_not_the_first_message_is_refused() -> None:
+    world = World()
+    client = opened(world)
+    session_id, token = resumable(client)
+    (error,) = client.send("session.resume", session_id=session_id, resume_token=token)
+    assert error["error"]["code"] == "unsupported_session_resume"
+    assert client.closed is None
+
+
+def test_a_takeover_tells_the_old_socket_once_and_closes_it() -> None:
+    world = World()
+    old = opened(world)
+    session_id, token = resumable(old)
+    new = resume(world, session_id, token, last=numbers(old)[-1])
+    old.pump()
+    assert old.types.count("session.replaced") == 1
+    assert old.frames[-1]["generation"] == 0
+    assert old.closed is not None and old.closed.code == 1000
+    old.drop()
+    assert "DetachSession" not in asked(world)
+    assert [frame["type"] for frame in new.say(*answer("r", "i"))][-2:] == ["response.done", "rate_limits.updated"]
+
+
+def test_two_resumes_race_and_one_wins() -> None:
+    world = World()
+    first = opened(world)
+    session_id, token = resumable(first)
+    first.drop()
+    world.answers = False
+    second, third = resume(world, session_id, token), resume(world, session_id, token)
+    world.answer()
+    world.answer()
+    assert second.types[0] == "session.resumed"
+    assert third.frames[0]["error"]["code"] == "session_resume_conflict"
+    third.drop()
+    assert not world.engine.only.detached
+    assert second.closed is None
+
+
+def test_an_abandoned_takeover_leaves_the_old_socket_the_owner() -> None:
+    world = World()
+    old = opened(world)
+    session_id, token = resumable(old)
+    world.answers = False
+    new = resume(world, session_id, token)
+    new.drop()
+    world.answer()
+    assert not world.waiting
+    assert old.closed is None
+    assert old.say(*answer("r", "i"))
+    assert not world.engine.only.detached
+    # The owner's own loss is then noticed under the new generation, and its token still serves.
+    world.answers = True
+    old.drop()
+    last = world.engine.asked[-1]
+    assert isinstance(last, messages.DetachSession) and last.expected_generation == 1
+    assert resume(world, session_id, token).types[0] == "session.resumed"
+
+
+def test_an_abandoned_resume_of_a_detached_session_detaches_again() -> None:
+    world = World()
+    first = opened(world)
+    session_id, token = resumable(first)
+    first.drop()
+    world.answers = False
+    resume(world, session_id, token).drop()
+    world.answer()
+    world.answer()
+    assert world.engine.only.detached
+
+
+def test_acknowledged_frames_are_forgotten_and_impossible_ones_refused() -> None:
+    world = World()
+    client = opened(world)
+    client.say(*answer("r", "i"))
+    journal = world.hub.sessions[0].journal
+    assert journal is not None
+    held = journal.held_bytes
+    assert client.send("session.event_ack", server_event_seq=numbers(client)[-1]) == []
+    assert 0 == journal.held_bytes < held
+    (error,) = client.send("session.event_ack", server_event_seq=1_000, event_id="A")
+    assert (error["error"]["code"], error["error"]["event_id"]) == ("invalid_event_ack", "A")
+
+
+def test_an_overflowing_journal_is_said_and_nothing_is_replayed_around_the_gap() -> None:
+    world = World(limits=ConnectionLimits(journal_bytes=3_000))
+    first = opened(world)
+    first.say(*answer("r", "i"))
+    session_id, token = resumable(first)
+    head = numbers(first)[-1]
+    first.drop()
+    second = resume(world, session_id, token, last=1)
+    assert second.types == ["session.resumed", "session.resync_required"]
+    gap = second.frames[1]
+    assert (gap["reason"], gap["next_server_event_seq"]) == ("journal_overflow", head + 1)
+    second.say(*answer("q", "j"))
+    assert numbers(second)[0] == head + 1
+
+
+def test_a_journal_that_is_too_old_is_a_gap() -> None:
+    world = World()
+    first = opened(world)
+    first.say(*answer("r", "i"))
+    session_id, token = resumable(first)
+    first.drop()
+    world.now += 61
+    second = resume(world, session_id, token, last=1)
+    assert second.frames[1]["reason"] == "journal_gap"
+
+
+def test_a_session_that_ends_while_detached_is_gone() -> None:
+    world = World()
+    first = opened(world)
+    session_id, token = resumable(first)
+    first.drop()
+    world.engine.say(session_id, events.SessionExpired(reason="disconnect_grace_expired"))
+    assert (world.hub.sessions, world.engine.subscriptions) == ((), 0)
+    assert resume(world, session_id, token).frames[0]["error"]["code"] == "session_resume_expired"
+
+
+def test_a_session_whose_created_was_never_delivered_is_closed_not_detached() -> None:
+    world = World()
+    world.answers = False
+    client = world.connect("/v1/duplex?model=fake")
+    client.reading = False
+    world.answer()
+    world.answers = True
+    client.drop()
+    assert asked(world)[-1] == "CloseSessionMessage"
+
+
+@given(st.data())
+def test_every_frame_reaches_a_client_that_reconnects_exactly_once(data: st.DataObject) -> None:
+    """Random losses, of the socket and of what was in flight: the client sees one gapless sequence."""
+    world = World()
+    client = opened(world)
+    session_id, token = resumable(client)
+    received: list[int] = []
+    texts: list[str] = []
+
+    def collect(kept: int) -> None:
+        for frame in client.frames[:kept]:
+            number = frame.get("server_event_seq")
+            if number is not None and (not received or number > received[-1]):
+                received.append(number)
+                texts.append(json.dumps(frame, sort_keys=True))
+
+    for count in range(data.draw(st.integers(1, 6))):
+        client.say(*answer(f"r{count}", f"i{count}"))
+        if data.draw(st.booleans()):
+            lost = data.draw(st.integers(0, 5))
+            collect(max(len(client.frames) - lost, 1))
+            client.drop()
+            client = resume(world, session_id, token, last=received[-1] if received else 0)
+            token = client.frames[0]["resume_token"]
+    collect(len(client.frames))
+    attachment = world.hub.get(session_id)
+    assert attachment is not None and attachment.journal is not None
+    assert received == list(range(1, attachment.journal.head + 1))
+    assert len(set(texts)) == len(texts)
