@@ -1,0 +1,343 @@
+"""The cascade's three stages: recognition, language model, voice. Each loads its model where it runs.
+
+Rules kept here: a request's audio and text live in its state and nowhere else; cancellation is asked for at every step that
+takes longer than a few milliseconds; conversations are written down only if the operator names a file for them.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from duologue.engine.stages.contract import Stage, StageControl
+from duologue.models.cascade import persona
+from duologue.models.cascade.chat import ChatMessage, Completion, FinishReason, Generator, Role
+from duologue.models.cascade.chat_endpoint import ChatEndpoint
+from duologue.models.cascade.context import fit_history
+from duologue.models.cascade.language_model import MODEL_FILE, ContextOverflowError, LanguageModel
+from duologue.models.cascade.quiet import RATE_HZ
+from duologue.models.cascade.recogniser import LONGEST_S, Recogniser
+from duologue.models.cascade.sentences import SentenceSplitter
+from duologue.models.cascade.synthesiser import RATE_HZ as VOICE_RATE_HZ
+from duologue.models.cascade.synthesiser import Synthesiser
+from duologue.outputs import AudioMark, RequestOutput, StageRequest
+from duologue.outputs import FinishReason as OutputFinish
+
+PROMPT_LOG = "DUOLOGUE_PROMPT_LOG"
+"""Environment variable naming a file to which every prompt is appended as a JSON line. For debugging; off by default."""
+
+_LONGEST_PARTIAL_S = 12.0  # beyond this a guess costs more than it tells
+
+
+def models_folder(models_dir: str | None) -> Path:
+    """Where the weights lie: as configured, else ``$DUOLOGUE_MODELS``, else the user's cache."""
+    named = models_dir or os.environ.get("DUOLOGUE_MODELS")
+    return Path(named).expanduser() if named else Path("~/.cache/duologue/models").expanduser()
+
+
+# -- recognition ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Heard:
+    """Audio of one turn so far: PCM16 at 16 kHz."""
+
+    audio: bytearray = field(default_factory=bytearray)
+
+
+class RecogniseStage(Stage[Heard]):
+    """Audio in, words out: a guess after each piece but the last, then the final words."""
+
+    def __init__(self, *, models_dir: str | None = None, partials: bool = True) -> None:
+        self._models_dir = models_dir
+        self._partials = partials
+
+    def load(self) -> None:
+        self._recogniser = Recogniser(models_folder(self._models_dir))
+
+    def open(self, request: StageRequest) -> Heard:
+        del request
+        return Heard()
+
+    def process(self, state: Heard, request: StageRequest, control: StageControl) -> Iterator[RequestOutput]:
+        prompt = request.prompt
+        state.audio += prompt.audio
+        longest = int(LONGEST_S * RATE_HZ) * 2
+        audio = bytes(state.audio[-longest:])
+        spoken = bool(audio)
+        if prompt.final:
+            words = self._recogniser.transcribe(audio, cancelled=lambda: control.cancelled) if spoken else ""
+            yield RequestOutput(
+                request_id=request.request_id,
+                text=words,
+                finished=True,
+                finish_reason="stop",
+                metadata={"spoken": spoken},
+            )
+        elif self._partials and spoken and len(audio) <= int(_LONGEST_PARTIAL_S * RATE_HZ) * 2:
+            words = self._recogniser.transcribe(audio, cancelled=lambda: control.cancelled)
+            if words:
+                yield RequestOutput(request_id=request.request_id, text=words, metadata={"spoken": True})
+
+
+# -- language model ------------------------------------------------------------------------------------------------------
+
+
+class Slots:
+    """Which conversation is resident in which slot of the model: the least recently used one gives way."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._slots: OrderedDict[str, int] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def take(self, key: str) -> int:
+        """The slot of ``key``."""
+        with self._lock:
+            if key in self._slots:
+                self._slots.move_to_end(key)
+            elif len(self._slots) < self._count:
+                self._slots[key] = min(set(range(self._count)) - set(self._slots.values()))
+            else:
+                _, slot = self._slots.popitem(last=False)
+                self._slots[key] = slot
+            return self._slots[key]
+
+
+@dataclass(slots=True)
+class Asked:
+    """One request of the language model."""
+
+    key: str
+
+
+class RespondStage(Stage[Asked]):
+    """Messages in, sentences out as soon as each is complete (or every delta, if the prompt asks for deltas)."""
+
+    def __init__(
+        self,
+        *,
+        models_dir: str | None = None,
+        language_model: str | None = None,
+        endpoint_model: str = "default",
+        api_key_variable: str = "OPENAI_API_KEY",
+        slots: int = 4,
+        context_tokens: int = 2048,
+        threads: int = 1,
+    ) -> None:
+        """``language_model``: a GGUF file, or the base URL of an OpenAI-compatible endpoint; ``None``: the embedded one."""
+        self.concurrency = slots
+        self._models_dir = models_dir
+        self._language_model = language_model
+        self._endpoint_model = endpoint_model
+        self._api_key_variable = api_key_variable
+        self._slot_count = slots
+        self._context_tokens = context_tokens
+        self._threads = threads
+
+    def load(self) -> None:
+        self._slots = Slots(self._slot_count)
+        self._model: Generator = self._make_model()
+        log = os.environ.get(PROMPT_LOG)
+        self._prompt_log = Path(log) if log else None
+        self._log_lock = threading.Lock()
+        # One slot is warm when the stage says it is ready; the others follow while it already works.
+        self._model.prefill(0, persona.prefix())
+        threading.Thread(target=self._warm_up, name="warm-up", daemon=True).start()
+
+    def _make_model(self) -> Generator:
+        named = self._language_model
+        if named is not None and named.startswith(("http://", "https://")):
+            return ChatEndpoint(
+                named, self._endpoint_model, api_key=os.environ.get(self._api_key_variable), slots=self._slot_count
+            )
+        path = Path(named).expanduser() if named else models_folder(self._models_dir) / MODEL_FILE
+        return LanguageModel(path, slots=self._slot_count, context_tokens=self._context_tokens, threads=self._threads)
+
+    def _warm_up(self) -> None:
+        for slot in range(1, self._slot_count):
+            self._model.prefill(slot, persona.prefix())
+
+    def open(self, request: StageRequest) -> Asked:
+        return Asked(request.prompt.session_key or request.request_id)
+
+    def process(self, state: Asked, request: StageRequest, control: StageControl) -> Iterator[RequestOutput]:
+        prompt = request.prompt
+        history = [
+            ChatMessage(Role(message.role), message.text) for message in prompt.messages if message.role != "tool"
+        ]
+        instructions = str(prompt.options.get("instructions") or "")
+        self._write_prompt(state.key, request, history)
+        generation = _Generation(self._model, self._slots.take(state.key), request, control)
+        budget = max(64, self._context_tokens - request.params.max_tokens - 320)
+        generation.start(persona.compose(instructions, fit_history(history, budget)))
+        deltas = prompt.options.get("deltas") is True
+        yield from _pieces(request.request_id, generation, sentences=not deltas)
+
+    def _write_prompt(self, key: str, request: StageRequest, history: Sequence[ChatMessage]) -> None:
+        if self._prompt_log is None:
+            return
+        line = {
+            "session_id": key,
+            "request_id": request.request_id,
+            "messages": [{"role": message.role.value, "text": message.content} for message in history],
+        }
+        with self._log_lock, self._prompt_log.open("ab") as file:
+            file.write(msgspec.json.encode(line) + b"\n")
+
+    def shutdown(self) -> None:
+        self._model.close()
+
+
+class _Generation:
+    """A generation in a thread of its own, read as a stream of deltas."""
+
+    def __init__(self, model: Generator, slot: int, request: StageRequest, control: StageControl) -> None:
+        self._model = model
+        self._slot = slot
+        self._params = request.params
+        self._control = control
+        self._stopped = threading.Event()
+        self._queue: queue.SimpleQueue[str | Completion | Exception] = queue.SimpleQueue()
+
+    def start(self, messages: Sequence[ChatMessage]) -> None:
+        threading.Thread(target=self._run, args=(messages,), name="generation", daemon=True).start()
+
+    def stop(self) -> None:
+        """Whoever reads has gone."""
+        self._stopped.set()
+
+    def _cancelled(self) -> bool:
+        return self._control.cancelled or self._stopped.is_set()
+
+    def _take(self, text: str) -> bool:
+        self._queue.put(text)
+        return self._cancelled()
+
+    def _run(self, messages: Sequence[ChatMessage]) -> None:
+        params = self._params
+        try:
+            completion = self._model.generate(
+                self._slot,
+                messages,
+                on_text=self._take,
+                max_tokens=params.max_tokens,
+                temperature=params.temperature,
+                seed=params.seed or 0,
+                stop=params.stop,
+                cancelled=self._cancelled,
+            )
+        except ContextOverflowError as error:
+            self._queue.put(self._shortened(messages, error))
+        except Exception as error:
+            self._queue.put(error)
+        else:
+            self._queue.put(completion)
+
+    def _shortened(self, messages: Sequence[ChatMessage], error: ContextOverflowError) -> Completion | Exception:
+        """Once more with the last message alone: an answer without memory beats none."""
+        try:
+            return self._model.generate(
+                self._slot,
+                [*persona.prefix(), messages[-1]],
+                on_text=self._take,
+                max_tokens=self._params.max_tokens,
+                cancelled=self._cancelled,
+            )
+        except Exception:
+            return error
+
+    def __iter__(self) -> Iterator[str | Completion]:
+        while True:
+            item = self._queue.get()
+            if isinstance(item, Exception):
+                raise item
+            yield item
+            if isinstance(item, Completion):
+                return
+
+
+def _pieces(request_id: str, generation: _Generation, *, sentences: bool) -> Iterator[RequestOutput]:
+    """The generation as outputs; the last one ends the request."""
+    splitter = SentenceSplitter()
+    try:
+        for item in generation:
+            if isinstance(item, Completion):
+                rest = "".join(piece.text for piece in splitter.finish()) if sentences else ""
+                yield RequestOutput(
+                    request_id=request_id,
+                    text=rest,
+                    finished=True,
+                    segment_finished=True,
+                    finish_reason=_finish(item),
+                    metadata={
+                        "prompt_tokens": item.prompt_tokens,
+                        "cached_tokens": item.cached_tokens,
+                        "generated_tokens": item.generated_tokens,
+                    },
+                )
+            elif sentences:
+                for piece in splitter.push(item):
+                    yield RequestOutput(request_id=request_id, text=piece.text, segment_finished=True)
+            else:
+                yield RequestOutput(request_id=request_id, text=item)
+    finally:
+        generation.stop()
+
+
+def _finish(completion: Completion) -> OutputFinish:
+    match completion.finish_reason:
+        case FinishReason.STOP:
+            return "stop"
+        case FinishReason.LENGTH:
+            return "length"
+        case FinishReason.CANCELLED:
+            return "abort"
+
+
+# -- voice ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Spoken:
+    """How many sentences of a request have been said: each gets a seed of its own."""
+
+    sentences: int = 0
+
+
+class SpeakStage(Stage[Spoken]):
+    """Sentences in, audio out, each with the text it speaks and where in the audio its words end."""
+
+    def load(self) -> None:
+        self._voice = Synthesiser()
+
+    def open(self, request: StageRequest) -> Spoken:
+        del request
+        return Spoken()
+
+    def process(self, state: Spoken, request: StageRequest, control: StageControl) -> Iterator[RequestOutput]:
+        prompt = request.prompt
+        state.sentences += 1
+        speech = self._voice.synthesize(
+            prompt.text,
+            seed=(request.params.seed or 0) + state.sentences,
+            speed=request.params.speed,
+            cancelled=lambda: control.cancelled,
+        )
+        yield RequestOutput(
+            request_id=request.request_id,
+            text=prompt.text,
+            audio=speech.pcm16,
+            audio_rate_hz=VOICE_RATE_HZ,
+            marks=tuple(AudioMark(mark.chars, mark.end_ms) for mark in speech.marks),
+            segment_finished=True,
+            finished=prompt.final,
+            finish_reason="stop" if prompt.final else None,
+        )
