@@ -265,7 +265,7 @@ def _went_on(answer: Answer, cut: Interruption) -> list[Failure]:
         reason = f"its audio went on to arrive for {late_ms:.0f} ms after the decision"
     elif answer.status == "failed":
         reason = f"it failed ({answer.error or 'no reason given'}) instead of being cancelled"
-    elif answer.status != "cancelled" and (answer.done_s or cut.decision_s) > cut.decision_s:
+    elif answer.status != "cancelled" and (answer.done_s is None or answer.done_s >= cut.decision_s):
         reason = f"it ended as {answer.status!r} after the interruption"
     if reason is None:
         return []
