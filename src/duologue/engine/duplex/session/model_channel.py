@@ -105,6 +105,8 @@ class ModelChannel:
         self._in_flight: _Submission | None = None
         self._unclean: dict[str, bool] = {}
         self._cleaning = False
+        self._again = False
+        self._stopped = False
         self._closing = False
         self.tasks_spawned = 0
         self.submissions = 0
@@ -293,6 +295,10 @@ class ModelChannel:
         if not external:
             self.retry()
 
+    def stop(self) -> None:
+        """The engine stops: no cleaning is begun any more."""
+        self._stopped = True
+
     def forget(self, request_ids: Iterable[str]) -> None:
         """Someone else cleaned these requests."""
         for request_id in request_ids:
@@ -328,7 +334,10 @@ class ModelChannel:
 
     def retry(self) -> None:
         """Clean what is not clean yet. One clean-up at a time; called again by the reaper after a failure."""
+        if self._stopped:
+            return
         if self._cleaning:
+            self._again = True
             return
         if not self._unclean:
             self._report_if_clean()
@@ -340,7 +349,11 @@ class ModelChannel:
         def ended(_: object) -> None:
             timer.cancel()
             self._cleaning = False
-            self._report_if_clean()
+            again, self._again = self._again, False
+            if again:
+                self.retry()
+            else:
+                self._report_if_clean()
 
         task.add_done_callback(ended)
 

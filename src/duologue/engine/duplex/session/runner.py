@@ -296,6 +296,7 @@ class DuplexSessionRunner:
         """Stop everything that works for this session. Idempotent; says nothing to the client."""
         self.run.closing = True
         self.dispose()
+        self.model.stop()
         pending = self.tasks.all()
         for task in pending:
             task.cancel()
