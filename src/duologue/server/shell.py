@@ -21,7 +21,7 @@ from duologue.log import init_logger
 from duologue.server.actions import AbortSocket, Action, Ask, CloseSocket, Post
 from duologue.server.connection import Connection
 from duologue.server.engine import ControlMessage, EnginePort
-from duologue.server.transport import SocketLostError, Transport
+from duologue.server.transport import FRAME, SocketLostError, Transport
 
 logger = init_logger(__name__)
 
@@ -109,7 +109,7 @@ class SocketShell:
             message = await self._receive()
             if message["type"] != "websocket.receive":
                 return
-            text = message.get("text")
+            text = message.get(FRAME, message.get("text"))
             if text is not None:
                 self._apply(connection.receive(text, self._runtime.now()))
             else:

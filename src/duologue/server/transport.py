@@ -18,6 +18,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.exceptions import InvalidState
 
 EXTENSION: Final = "duologue.transport"
+FRAME: Final = "duologue.frame"  # in a received message: the bytes of a text frame
 WRITE_HIGH_BYTES: Final = 32 * 1024
 CLOSE_TIMEOUT_S: Final = 2.0
 
@@ -72,6 +73,19 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     def keepalive_timeout(self) -> None:
         super().keepalive_timeout()
         self._abort_later()
+
+    def send_receive_event_to_app(self) -> None:
+        """Hand a text frame on as bytes: the decoder reads bytes, and says itself what is not UTF-8."""
+        if self.curr_msg_data_type != "text" or self.close_sent:
+            super().send_receive_event_to_app()
+            return
+        data = b"".join(self.frames)
+        self.frames = []
+        message: Any = {"type": "websocket.receive", FRAME: data}
+        self.queue.put_nowait(message)
+        if not self.read_paused:
+            self.read_paused = True
+            self.transport.pause_reading()
 
     async def run_asgi(self) -> None:
         extensions = cast("dict[str, object]", self.scope["extensions"])
