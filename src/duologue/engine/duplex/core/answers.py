@@ -355,7 +355,8 @@ def _speech(s: SessionState, record: StageRequestRecord, result: Speech) -> None
                     item_id=response.item.item_id,
                     epoch=response.epoch,
                     text=result.text,
-                )
+                ),
+                response_id=response.response_id,
             )
         return
     marks = tuple((mark.chars, mark.end_ms) for mark in result.marks)

@@ -98,15 +98,11 @@ class Outbox:
             audio_ms += entry.audio_ms
         return audio_ms
 
-    def withdraw(self, response_id: str) -> float:
-        """Untaken content of a response is void; returns the milliseconds of audio withdrawn."""
-        audio_ms = 0.0
-        kept: deque[Released] = deque()
-        for entry in self.released:
-            if entry.response_id == response_id:
-                self.released_bytes -= entry.size_bytes
-                audio_ms += entry.audio_ms
-            else:
-                kept.append(entry)
-        self.released = kept
-        return audio_ms
+    def withdraw(self, response_id: str) -> float | None:
+        """Untaken content of a response is void; returns the milliseconds of audio in it, ``None`` if there is none."""
+        withdrawn = [entry for entry in self.released if entry.response_id == response_id]
+        if not withdrawn:
+            return None
+        self.released = deque(entry for entry in self.released if entry.response_id != response_id)
+        self.released_bytes -= sum(entry.size_bytes for entry in withdrawn)
+        return sum(entry.audio_ms for entry in withdrawn)

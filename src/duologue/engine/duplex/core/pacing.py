@@ -99,14 +99,21 @@ def withdraw(s: SessionState, response: Response) -> float:
     """Nothing more of ``response`` may be sent; returns the milliseconds of it that were heard."""
     heard_ms = response.heard_ms(s.playback.position(s.now))
     s.outbox.remove(response.response_id)
-    untaken_ms = s.outbox.withdraw(response.response_id)
-    s.playback.released_ms -= untaken_ms
-    response.released_ms -= untaken_ms
-    s.do(InvalidateOutput(response_id=response.response_id))
+    response.released_ms -= _invalidate(s, response.response_id)
     s.pace_at = None
     if response.item.has_audio and response.spoken.audio_samples:
         response.item.soft_cut_ms = min(heard_ms, response.released_ms)
     return heard_ms
+
+
+def _invalidate(s: SessionState, response_id: str) -> float:
+    """Take back what no socket has taken; returns the milliseconds of audio in it."""
+    untaken_ms = s.outbox.withdraw(response_id)
+    if untaken_ms is None:
+        return 0.0
+    s.playback.released_ms -= untaken_ms
+    s.do(InvalidateOutput(response_id=response_id))
+    return untaken_ms
 
 
 def withdraw_finished(s: SessionState) -> None:
@@ -119,8 +126,7 @@ def withdraw_finished(s: SessionState) -> None:
         withdraw(s, last)
     for response_id in sorted(rid for rid in waiting if rid is not None and rid != current):
         # Answers before the last one: by now only their audio is left, and nobody reads it.
-        s.playback.released_ms -= s.outbox.withdraw(response_id)
-        s.do(InvalidateOutput(response_id=response_id))
+        _invalidate(s, response_id)
 
 
 def _arm_idle(s: SessionState) -> None:
