@@ -475,20 +475,20 @@ class Orchestrator(OrchestratorBase):
             await self._fail(state, entry, error)
 
     async def _abort(self, message: AbortRequest) -> None:
-        states = [self.request_states.get(request_id) for request_id in message.request_ids]
-        foreign = {state.request_id for state in states if state is not None and state.session_owned}
-        ids = [request_id for request_id in message.request_ids if request_id not in foreign]
+        states = {request_id: self.request_states.get(request_id) for request_id in message.request_ids}
+        ids = [request_id for request_id, state in states.items() if state is None or not state.session_owned]
+        # Made before the cleanup: a stage that can't be told must not cost a client its last message.
+        ours = [state for state in states.values() if state is not None and not state.session_owned]
+        outputs = tuple(aborted_message(state.request_id, state.final_stage_id) for state in ours)
         failure: Exception | None = None
-        outputs: list[OutputMessage] = []
         try:
-            outputs = await self._cleanup_request_ids(ids, abort=True)
+            await self._cleanup_request_ids(ids, abort=True)
         except Exception as error:
-            logger.exception("a stage could not be told to stop %d requests", len(ids))
             failure = error
         for output in outputs:
             self.output_async_queue.put_nowait(output)
         if message.control_id is not None:
-            self.rpc_async_queue.put_nowait(result_message(message.control_id, tuple(outputs), failure))
+            self.rpc_async_queue.put_nowait(result_message(message.control_id, outputs, failure))
 
 
 __all__ = [

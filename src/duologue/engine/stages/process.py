@@ -41,7 +41,7 @@ from duologue.engine.stages.frames import (
     Update,
     from_worker,
 )
-from duologue.engine.stages.stderr import forward_lines
+from duologue.engine.stages.stderr import LineForwarder, forward_lines
 from duologue.errors import ClientFault, ErrorCode, StageFault
 from duologue.log import init_logger
 from duologue.outputs import Options, RequestOutput, SamplingParams, StageRequest
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 _LOOK_EVERY_S = 0.01
+_STDERR_S = 1.0
 _TERM_AFTER = 0.5  # of the close time-out: then SIGTERM, at its end SIGKILL
 
 
@@ -86,6 +87,8 @@ class ProcessClient(StageClient, asyncio.Protocol):
         self._sink: StageSink | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.Transport | None = None
+        self._stderr: LineForwarder | None = None
+        self._disconnected = asyncio.Event()
         self._reader: FrameReader[FromWorker] = FrameReader(from_worker)
         self._writer = FrameWriter()
         self._rings: list[Ring] = []
@@ -125,7 +128,7 @@ class ProcessClient(StageClient, asyncio.Protocol):
             raise StageFault(
                 ErrorCode.REPLICA_UNAVAILABLE, f"Worker {self._spec.name} can't be started: {error}"
             ) from error
-        await forward_lines(self._process, self._spec.name)
+        self._stderr = await forward_lines(self._process, self._spec.name)
         await loop.create_unix_connection(lambda: self, sock=ours)
         spec = self._spec
         self._write(Configure(spec.factory, spec.options, spec.log_level))
@@ -189,9 +192,12 @@ class ProcessClient(StageClient, asyncio.Protocol):
                     logger.warning("worker did not end when asked; killed", extra={"worker": self._spec.name})
                     process.kill()
                     await self._ended(process, bound)
-        if self._transport is not None:
-            self._transport.abort()
-            self._transport = None
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.abort()
+            await self._disconnected.wait()
+        if self._stderr is not None:
+            await self._stderr.close(_STDERR_S)
         for ring in self._rings:
             ring.close()
         self._rings = []
@@ -324,6 +330,7 @@ class ProcessClient(StageClient, asyncio.Protocol):
         self._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._disconnected.set()
         self._writable.set()
         if self._closing:
             return

@@ -18,6 +18,20 @@ class LineForwarder(asyncio.Protocol):
     def __init__(self, worker: str) -> None:
         self._worker = worker
         self._rest = b""
+        self._ended = asyncio.Event()
+        self._transport: asyncio.BaseTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    async def close(self, within_s: float) -> None:
+        """Wait until everything was read, but not longer than ``within_s``: a grandchild may keep the pipe open."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._ended.wait()
+        except TimeoutError:
+            if self._transport is not None:
+                self._transport.close()
 
     def data_received(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -30,6 +44,7 @@ class LineForwarder(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._log(self._rest)
         self._rest = b""
+        self._ended.set()
 
     def _log(self, line: bytes) -> None:
         text = line[:MAX_LINE_BYTES].decode(errors="replace").rstrip()
@@ -37,7 +52,8 @@ class LineForwarder(asyncio.Protocol):
             logger.info("%s", text, extra={"worker": self._worker})
 
 
-async def forward_lines(process: subprocess.Popen[bytes], worker: str) -> None:
-    """Log what ``process`` writes to standard error until it ends."""
-    if process.stderr is not None:
-        await asyncio.get_running_loop().connect_read_pipe(lambda: LineForwarder(worker), process.stderr)
+async def forward_lines(process: subprocess.Popen[bytes], worker: str) -> LineForwarder:
+    """Log what ``process`` writes to standard error (a pipe) until it ends."""
+    forwarder = LineForwarder(worker)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: forwarder, process.stderr)
+    return forwarder

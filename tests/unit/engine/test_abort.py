@@ -1,0 +1,132 @@
+"""Aborts: they reach every stage under the id that the stage knows, at any moment, and leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duologue.engine.messages import AbortRequest
+from duologue.engine.stages.inproc import InprocClient
+from duologue.outputs import RequestOutput, StageRequest
+from duologue.sim.loop import VirtualRuntime, run, virtual
+from tests.unit.engine.rig import Rig, StageSpec, running, said
+
+
+def slow_sentences(request: StageRequest) -> list[RequestOutput | float]:
+    steps: list[RequestOutput | float] = []
+    for number in range(5):
+        steps += [0.1, said(request, f"{number}", segment_finished=True)]
+    return [*steps, said(request, finished=True)]
+
+
+def slow_echo(request: StageRequest) -> list[RequestOutput | float]:
+    return [0.05, said(request, request.prompt.text, segment_finished=True)]
+
+
+@virtual
+async def test_an_abort_stops_every_stage_within_the_same_turn(runtime: VirtualRuntime) -> None:
+    stages = [StageSpec(slow_sentences), StageSpec(slow_echo), StageSpec(slow_echo)]
+    async with running(Rig(runtime, stages)) as rig:
+        rig.add("r", "x")
+        await asyncio.sleep(0.27)
+        assert all(spec.ledger.opened["r"] == 1 for spec in stages)
+        pieces = [len(spec.ledger.pieces) for spec in stages]
+        rig.orchestrator.post(AbortRequest(request_ids=("r", "ghost"), control_id="abort-1"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert all(spec.ledger.closed["r"] == 1 for spec in stages), "the stages hold nothing of it any more"
+        assert rig.leftovers() == {}
+        said_before = rig.outputs("r")
+        await asyncio.sleep(2)
+        assert rig.outputs("r") == said_before
+        assert [len(spec.ledger.pieces) for spec in stages] == pieces
+        last = said_before[-1]
+        assert (last.finished, last.output.finish_reason) == (True, "abort")
+        (answer,) = rig.answers()
+        assert (answer.control_id, answer.error_code) == ("abort-1", None)
+        assert [output.request_id for output in answer.value] == ["r"]
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 10_000))
+def test_aborts_at_random_moments_leave_nothing_and_touch_nobody_else(seed: int) -> None:
+    async def scenario(runtime: VirtualRuntime) -> None:
+        chance = random.Random(seed)
+        blocking = chance.random() < 0.5
+        stages = [
+            StageSpec(slow_sentences, blocking=blocking),
+            StageSpec(slow_echo, replicas=2),
+            StageSpec(slow_echo, blocking=blocking),
+        ]
+        names = [f"r{number}" for number in range(12)]
+        doomed = chance.sample(names, 6)
+        async with running(Rig(runtime, stages)) as rig:
+            for name in names:
+                rig.add(name, name)
+
+            async def abort(name: str, after_s: float) -> None:
+                await asyncio.sleep(after_s)
+                rig.orchestrator.post(AbortRequest(request_ids=(name,)))
+                seen = len(rig.outputs(name))
+                await asyncio.sleep(3)
+                assert len(rig.outputs(name)) == seen, "nothing after the abort"
+
+            await asyncio.gather(*(abort(name, chance.choice([0.0, chance.random()])) for name in doomed))
+            await asyncio.sleep(5)
+            assert rig.endings() == dict.fromkeys(names, 1)
+            assert all(rig.text(name) == "01234" for name in names if name not in doomed)
+            assert rig.leftovers() == {}
+
+    run(scenario, seed=seed, shuffle=True)
+
+
+@virtual
+async def test_an_id_can_be_used_again_at_once(runtime: VirtualRuntime) -> None:
+    stages = [StageSpec(slow_sentences), StageSpec(slow_echo)]
+    async with running(Rig(runtime, stages)) as rig:
+        for _ in range(5):
+            rig.add("r", "x")
+            await asyncio.sleep(0.22)
+            rig.orchestrator.post(AbortRequest(request_ids=("r",)))
+        rig.add("r", "x")
+        before = len(rig.outputs("r"))
+        await asyncio.sleep(5)
+        fresh = rig.outputs("r")[before:]
+        assert "".join(message.output.text for message in fresh) == "01234"
+
+
+class Deaf(InprocClient):
+    """A replica whose aborts fail until it is told to listen."""
+
+    deaf = True
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        if self.deaf:
+            raise ConnectionError("no answer")
+        await super().abort(request_ids)
+
+
+@virtual
+async def test_an_abort_that_a_stage_did_not_get_can_be_repeated(runtime: VirtualRuntime) -> None:
+    spec = StageSpec(slow_sentences)
+    rig = Rig(runtime, [spec, StageSpec(slow_echo)])
+    deaf = Deaf(spec.stage(), runtime=runtime)
+    rig.orchestrator.stage_pools[0]._make_client = lambda _replica_id: deaf
+    async with running(rig):
+        rig.add("r", "x")
+        await asyncio.sleep(0.17)
+        rig.orchestrator.post(AbortRequest(request_ids=("r",), control_id="1"))
+        await asyncio.sleep(0)
+        assert "r" not in rig.orchestrator.request_states, "the engine is done with it whatever the stage does"
+        assert rig.stages[1].ledger.closed["r"] == 1, "a deaf stage does not shield the others"
+        assert rig.leftovers() == {"stage0.bindings": 1}
+        deaf.deaf = False
+        rig.orchestrator.post(AbortRequest(request_ids=("r",), control_id="2"))
+        await asyncio.sleep(0)
+        assert rig.leftovers() == {}
+        assert [answer.error_code is None for answer in rig.answers()] == [False, True]
+        assert rig.endings() == {"r": 1}

@@ -1,0 +1,85 @@
+"""Holding a request's pieces before later stages, and letting them go again."""
+
+from __future__ import annotations
+
+import asyncio
+
+from duologue.engine.delivery import MAX_HELD_PIECES
+from duologue.engine.messages import AbortRequest
+from duologue.outputs import RequestOutput, StageRequest
+from duologue.sim.loop import VirtualRuntime, virtual
+from tests.unit.engine.rig import Rig, StageSpec, running, said
+
+
+def counting(count: int, gap_s: float = 0.01) -> StageSpec:
+    """A stage that says ``count`` segments, one each ``gap_s``."""
+
+    def script(request: StageRequest) -> list[RequestOutput | float]:
+        steps: list[RequestOutput | float] = []
+        for number in range(count):
+            steps += [gap_s, said(request, f"{number} ", segment_finished=True)]
+        return [*steps, said(request, finished=True)]
+
+    return StageSpec(script)
+
+
+@virtual
+async def test_held_pieces_are_released_in_order_and_others_are_not_held(runtime: VirtualRuntime) -> None:
+    stages = [counting(10), StageSpec()]
+    async with running(Rig(runtime, stages)) as rig:
+        rig.add("r", "x")
+        rig.add("other", "x")
+        await asyncio.sleep(0.035)
+        rig.orchestrator.set_paused("r", True)
+        rig.orchestrator.set_paused("r", True)
+        rig.orchestrator.set_paused("ghost", True)
+        await asyncio.sleep(1)
+        assert stages[1].ledger.texts("r") == ["0 ", "1 ", "2 "]
+        assert rig.endings() == {"other": 1}
+        rig.orchestrator.set_paused("r", False)
+        await asyncio.sleep(1)
+        assert stages[1].ledger.texts("r") == [*(f"{number} " for number in range(10)), ""]
+        assert stages[1].ledger.finals("r") == [False] * 10 + [True]
+        assert rig.text("r") == rig.text("other")
+
+
+@virtual
+async def test_pausing_again_holds_what_comes_later(runtime: VirtualRuntime) -> None:
+    stages = [counting(6, gap_s=1.0), StageSpec()]
+    async with running(Rig(runtime, stages)) as rig:
+        rig.add("r", "x")
+        for paused, until_s, expected in ((True, 2.5, 0), (False, 0.1, 2), (True, 2.5, 2), (False, 5.0, 6)):
+            rig.orchestrator.set_paused("r", paused)
+            await asyncio.sleep(until_s)
+            assert len([text for text in stages[1].ledger.texts("r") if text]) == expected
+        assert stages[1].ledger.texts("r")[:6] == [f"{number} " for number in range(6)]
+
+
+@virtual
+async def test_more_than_can_be_held_fails_the_request_alone(runtime: VirtualRuntime) -> None:
+    stages = [counting(MAX_HELD_PIECES + 1, gap_s=0.0), StageSpec()]
+    async with running(Rig(runtime, stages)) as rig:
+        rig.add("r", "x")
+        await asyncio.sleep(0)
+        rig.orchestrator.set_paused("r", True)
+        await asyncio.sleep(5)
+        assert [error.code for error in rig.errors("r")] == ["output_backpressure"]
+        assert rig.leftovers() == {}
+        assert not stages[1].ledger.opened
+
+
+@virtual
+async def test_a_paused_request_can_be_aborted(runtime: VirtualRuntime) -> None:
+    stages = [counting(5), StageSpec()]
+    async with running(Rig(runtime, stages)) as rig:
+        rig.add("r", "x")
+        await asyncio.sleep(0)
+        rig.orchestrator.set_paused("r", True)
+        await asyncio.sleep(1)
+        rig.orchestrator.post(AbortRequest(request_ids=("r",)))
+        await asyncio.sleep(0)
+        assert rig.leftovers() == {}
+        rig.orchestrator.set_paused("r", False)
+        await asyncio.sleep(1)
+        assert not stages[1].ledger.opened
+        assert rig.endings() == {"r": 1}
