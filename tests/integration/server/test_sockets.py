@@ -288,7 +288,12 @@ async def test_a_duplex_session_survives_its_socket() -> None:
             assert (await second.next())["server_event_seq"] == 4
             await second.until("rate_limits.updated")
             async with host.client("/v1/duplex") as third:
-                await third.send("session.resume", session_id=session_id, resume_token=second.frames[0]["resume_token"])
+                await third.send(
+                    "session.resume",
+                    session_id=session_id,
+                    resume_token=second.frames[0]["resume_token"],
+                    last_received_server_event_seq=second.frames[-1]["server_event_seq"],
+                )
                 assert (await third.next())["generation"] == 2
                 assert await second.closed() == 1000
                 assert second.frames[-1]["type"] == "session.replaced"
