@@ -29,9 +29,10 @@ RECORDINGS = (
     Recording(file="clone-test.wav", text="I do. I think that America could do it very well.", longest_s=10.0),
     Recording(file="beckett.wav", text="Ever tried. Ever failed. No matter. Try again.", longest_s=5.5),
 )
+# Chosen so that the voice makes no pause in them that could be taken for the end of the turn.
 QUESTION = "How many legs does a spider have?"
-LONG_REQUEST = "Please tell me a long story about a lighthouse keeper and his dog."
-FOLLOW_UP = "Wait, who lives in the lighthouse?"
+LONG_REQUEST = "Tell me a long story about a dog in a lighthouse."
+FOLLOW_UP = "Sorry but who lives in the lighthouse?"
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
