@@ -1,0 +1,237 @@
+"""From the operator's configuration to a running engine and the server's own settings.
+
+Rules kept here: everything that can be refused is refused before anything is started; the detectors and the plugin are
+loaded once and serve every session; the engine stops in order, within a bound, whatever it is doing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from duologue.clock import Runtime
+from duologue.config.pipeline import PipelineConfig
+from duologue.config.service import DuologueConfig, is_loopback
+from duologue.config.stage_config import ModelConfig
+from duologue.detect.speech import SpeechScorer
+from duologue.detect.turn_end import TurnEndClassifier
+from duologue.engine.assembly import build_edges, build_pools
+from duologue.engine.duplex.plugin import DuplexModelPlugin
+from duologue.engine.duplex.session.detection import BatchedDetection, DetectionService, ScriptedDetection
+from duologue.engine.duplex_orchestrator import DuplexOrchestrator
+from duologue.engine.messages import Shutdown
+from duologue.engine.stage_pool import StagePool
+from duologue.engine.stages.edge import Edge
+from duologue.log import init_logger
+from duologue.outputs import Options
+from duologue.server.engine import EngineFront, EngineHealth, EnginePort, PoolHealth
+from duologue.server.hello import LOCAL_ORIGINS
+from duologue.server.models import ModelCard
+from duologue.server.registry import ConnectionLimits
+from duologue.server.serve import ServeConfig, ServeError
+
+logger = init_logger(__name__)
+
+ENGINE_STOP_S: Final = 10.0
+
+
+class Model(msgspec.Struct, frozen=True):
+    """What an engine is built from."""
+
+    plugin: DuplexModelPlugin
+    pools: list[StagePool]
+    edges: Sequence[Edge]
+    detection: DetectionService | None
+    async_chunk: bool = False
+
+
+def serve_config(config: DuologueConfig) -> ServeConfig:
+    """The server's part of the configuration.
+
+    Without a list of origins, pages of this machine may connect to a server that only this machine can reach.
+    """
+    server, limits, sessions = config.server, config.server.limits, config.sessions
+    origins = server.allowed_origins or (LOCAL_ORIGINS if is_loopback(server.host) else ())
+    return ServeConfig(
+        host=server.host,
+        port=server.port,
+        api_keys=server.api_keys,
+        allowed_origins=origins,
+        tls_certificate=server.tls_certificate,
+        tls_key=server.tls_key,
+        session=config.session,
+        resumable=server.resumable,
+        drain_timeout_s=limits.drain_timeout_s,
+        max_frame_bytes=limits.max_frame_bytes,
+        ping_interval_s=limits.ping_interval_s,
+        ping_timeout_s=limits.ping_timeout_s,
+        limits=ConnectionLimits(
+            max_event_bytes=limits.max_event_bytes,
+            first_message_timeout_s=limits.first_message_timeout_s,
+            close_timeout_s=limits.close_timeout_s,
+            journal_bytes=sessions.resume_replay_max_bytes_per_session,
+            journal_ttl_s=sessions.resume_replay_ttl_s,
+            sessions_per_key=limits.sessions_per_key,
+        ),
+    )
+
+
+@asynccontextmanager
+async def engine(config: DuologueConfig, runtime: Runtime) -> AsyncIterator[EnginePort]:
+    """A running engine. Raises what its model or a stage raises when it cannot start."""
+    model = build_model(config, runtime)
+    name = config.session.model or model.plugin.plugin_id
+
+    def health() -> EngineHealth:
+        return _health(orchestrator)
+
+    front = EngineFront(
+        runtime=runtime,
+        models=[ModelCard(id=name)],
+        health=health,
+        control_timeout_s=config.sessions.control_timeout_s,
+    )
+    orchestrator = DuplexOrchestrator(
+        stage_pools=model.pools,
+        edges=model.edges,
+        output_async_queue=front.outputs,
+        rpc_async_queue=front.results,
+        runtime=runtime,
+        async_chunk=model.async_chunk,
+        log_stats=config.logging.stats,
+        plugin=model.plugin,
+        duplex_session_config=config.sessions,
+        model_config=ModelConfig(model=name),
+        detection=model.detection,
+    )
+    front.attach(orchestrator)
+    await orchestrator.start()
+    life = runtime.spawn(_run(orchestrator, front), name="engine")
+    try:
+        yield front
+    finally:
+        orchestrator.post(Shutdown())
+        _, late = await asyncio.wait([life], timeout=ENGINE_STOP_S)
+        if late:
+            logger.error("the engine did not stop in time", extra={"timeout_s": ENGINE_STOP_S})
+            life.cancel()
+            await asyncio.wait([life], timeout=1.0)
+
+
+async def _run(orchestrator: DuplexOrchestrator, front: EngineFront) -> None:
+    """The engine's life. Whatever ends it, the sessions that are left hear of it."""
+    try:
+        await orchestrator.run()
+    except Exception:
+        logger.exception("the engine has stopped after a fault")
+    finally:
+        front.died()
+
+
+def _health(orchestrator: DuplexOrchestrator) -> EngineHealth:
+    slots = orchestrator.session_manager.health()
+    return EngineHealth(
+        alive=True,
+        pools=tuple(
+            PoolHealth(
+                name=stage.name,
+                replicas=len(stage.replicas),
+                available=sum(replica.phase == "ready" for replica in stage.replicas),
+            )
+            for stage in orchestrator.health()
+        ),
+        slots_limit=slots.limit,
+        slots_used=slots.limit - slots.free,
+        slots_quarantined=slots.quarantined,
+    )
+
+
+def build_model(config: DuologueConfig, runtime: Runtime) -> Model:
+    """Plugin, stage pools, edges and detectors as configured; no stage is started yet.
+
+    Raises :class:`ServeError` for a model that cannot be had, ``ModelUnavailableError`` for missing weights.
+    """
+    choice = config.model
+    match choice.plugin:
+        case "scripted":
+            return _scripted(choice.options, runtime)
+        case "cascade":
+            return _cascade(config, runtime)
+        case _:
+            return _custom(config, runtime)
+
+
+def _cascade(config: DuologueConfig, runtime: Runtime) -> Model:
+    from duologue.models.cascade.pipeline import cascade_pipeline
+    from duologue.models.cascade.plugin import CascadePlugin
+
+    try:
+        pipeline = config.pipeline or cascade_pipeline(config.model.options)
+    except ValueError as fault:
+        raise ServeError(f"{fault}.") from None
+    return _staged(CascadePlugin(), pipeline, config, runtime)
+
+
+def _custom(config: DuologueConfig, runtime: Runtime) -> Model:
+    """A plugin named ``package.module:name``: a callable that takes the options and returns the plugin."""
+    name = config.model.plugin
+    module, _, attribute = name.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), attribute)
+        plugin = factory(**config.model.options)
+    except (ImportError, AttributeError, TypeError) as fault:
+        raise ServeError(f"model.plugin {name!r} cannot be loaded: {fault}.") from fault
+    if not isinstance(plugin, DuplexModelPlugin):
+        raise ServeError(f"model.plugin {name!r} gave a {type(plugin).__name__}, not a DuplexModelPlugin.")
+    if config.pipeline is None:
+        raise ServeError(f"model.plugin {name!r} needs a pipeline: add its stages under `pipeline`.")
+    return _staged(plugin, config.pipeline, config, runtime)
+
+
+def _staged(plugin: DuplexModelPlugin, pipeline: PipelineConfig, config: DuologueConfig, runtime: Runtime) -> Model:
+    try:
+        edges = build_edges(pipeline)
+    except (ValueError, TypeError) as fault:
+        raise ServeError(f"pipeline: {fault}.") from fault
+    return Model(
+        plugin=plugin,
+        pools=build_pools(pipeline, runtime, log_level=config.logging.level),
+        edges=edges,
+        detection=_detection(config.model.options, runtime),
+        async_chunk=pipeline.async_chunk,
+    )
+
+
+def _detection(options: Options, runtime: Runtime) -> DetectionService:
+    from duologue.models.cascade.stages import models_folder
+
+    named = options.get("models_dir")
+    folder: Path = models_folder(str(named) if named is not None else None)
+    return BatchedDetection(runtime, SpeechScorer(folder), TurnEndClassifier(folder))
+
+
+def _scripted(options: Options, runtime: Runtime) -> Model:
+    from duologue.models.scripted import Script, ephemeral_pipeline, resident_pipeline
+
+    fields = dict(options)
+    family = fields.pop("family", "ephemeral")
+    if family not in ("ephemeral", "resident"):
+        raise ServeError(f"model.options.family must be 'ephemeral' or 'resident', got {family!r}.")
+    try:
+        script = msgspec.convert(fields, Script)
+    except msgspec.ValidationError as fault:
+        raise ServeError(f"model.options: {fault}.") from None
+    unknown = sorted(set(fields) - set(Script.__struct_fields__))
+    if unknown:
+        known = ", ".join(("family", *Script.__struct_fields__))
+        raise ServeError(f"model.options.{unknown[0]} is not an option of 'scripted'; use {known}.")
+    pipeline = (resident_pipeline if family == "resident" else ephemeral_pipeline)(runtime, script)
+    return Model(
+        plugin=pipeline.plugin, pools=pipeline.stage_pools, edges=pipeline.edges, detection=ScriptedDetection()
+    )
