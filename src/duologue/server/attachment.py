@@ -75,6 +75,7 @@ class Attachment:
         "_event_count",
         "_frames",
         "_opened_by_update",
+        "_opening",
         "_queue",
         "config",
         "created_sent",
@@ -116,6 +117,7 @@ class Attachment:
         self.observe: Callable[[events.SessionEvent], None] = _ignore
         self.on_orphan_end: Callable[[Attachment], None] = _ignore
         self._opened_by_update = opened_by_update
+        self._opening = False  # the last event was the first one
         self._queue: deque[SessionEventMessage | wire.ServerEvent] = deque()
         self._frames: deque[wire.ServerEvent] = deque()
         self._current = 0  # number of the event whose frames are being handed over
@@ -190,9 +192,12 @@ class Attachment:
             self._frames.append(entry)
             return
         self._current = entry.number
-        self._frames.extend(self.dialect.project(entry.event))
-        if isinstance(entry.event, events.SessionCreated) and self._opened_by_update:
-            self._frames.append(wire.SessionUpdated(session=self.dialect.session()))
+        frames = self.dialect.project(entry.event)
+        # An engine reports the settings once more when it opens: that answers the update that opened the session, and
+        # where nothing but the connect opened it, nobody asked.
+        if not (self._opening and isinstance(entry.event, events.SessionUpdated) and not self._opened_by_update):
+            self._frames.extend(frames)
+        self._opening = isinstance(entry.event, events.SessionCreated)
         if not self._frames:
             self._settle()
 

@@ -126,7 +126,8 @@ class FakeEngine:
             raise AdmissionFault(ErrorCode.RESOURCE_EXHAUSTED, "All session slots are taken.")
         session = FakeSession(message.session_id, message.config, message.resumable)
         self.sessions[message.session_id] = session
-        self.say(message.session_id, events.SessionCreated(config=message.config))
+        opened = (events.SessionCreated(config=message.config), events.SessionUpdated(config=message.config))
+        self.say(message.session_id, *opened)
         return messages.OpenedSession(session_id=message.session_id, generation=0, config=message.config)
 
     def _resume(self, message: messages.ResumeSession) -> int:

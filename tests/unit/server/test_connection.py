@@ -237,16 +237,16 @@ def test_errors_that_a_client_does_not_read_stop_the_reading() -> None:
 def test_an_event_is_taken_when_its_last_frame_was_handed_over() -> None:
     world = World()
     client = world.connect("/v1/realtime")
-    assert world.engine.only.taken == 1
+    assert world.engine.only.taken == 2
     client.reading = False
     client.say(*answer("r", "i"))
     client.reading = True
     client.pump(1)
-    assert world.engine.only.taken == 1
+    assert world.engine.only.taken == 2
     client.pump(1)
-    assert world.engine.only.taken == 2  # response.created and rate_limits.updated are one event
+    assert world.engine.only.taken == 3  # response.created and rate_limits.updated are one event
     client.pump()
-    assert world.engine.only.taken == 6
+    assert world.engine.only.taken == 7
 
 
 def test_nothing_of_a_cancelled_response_follows_its_terminal() -> None:
