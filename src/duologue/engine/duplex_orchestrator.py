@@ -233,6 +233,9 @@ class DuplexOrchestrator(Orchestrator, DuplexStagePort):
         if not isinstance(bridge, dict):
             bridge = request_state.streaming.bridge_states[BRIDGE] = {}
         fence = context.fence
+        if bridge.get("context") is context:
+            return  # one more piece under the same fence and settings
+        bridge["context"] = context
         turn = bridge.get("model_turn_id")
         if not isinstance(turn, int) or bridge.get("epoch") != fence.epoch or turn < fence.turn_id:
             # A response can end at a safety limit, before the model says that its turn is over: catch up here.

@@ -134,11 +134,8 @@ class DuplexSessionContext:
     run: DuplexRunState
     services: RunnerServices
     runtime: Runtime
+    session_id: str
     model_config: ModelConfig | None = None
-
-    @property
-    def session_id(self) -> str:
-        return self.session.session_id
 
 
 __all__ = [

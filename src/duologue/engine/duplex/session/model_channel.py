@@ -102,6 +102,7 @@ class ModelChannel:
         self._generation = -1
         self._sampling: tuple[SamplingParams, ...] = ()
         self._session_config: Options = {}
+        self._context: DuplexStageRequestContext | None = None
         self._in_flight: _Submission | None = None
         self._unclean: dict[str, bool] = {}
         self._cleaning = False
@@ -169,20 +170,35 @@ class ModelChannel:
             plan = self._ctx.plugin.plan_append(self._ctx.model_state, request)
         except Exception as exc:
             raise PluginFault("plan_append") from exc
-        last = self._ctx.stage_port.stage_count - 1
-        context = DuplexStageRequestContext(
+        context = self._context_for(effect, plan.final_stage_id)
+        return DuplexStageSubmission(context=context, prompt=plan.prompt, already_submitted=not effect.first)
+
+    def _context_for(self, effect: SubmitAppend, final_stage_id: int | None) -> DuplexStageRequestContext:
+        """What the port must know; the same object as last time while nothing in it has changed."""
+        if final_stage_id is None:
+            final_stage_id = self._ctx.stage_port.stage_count - 1
+        last = self._context
+        if (
+            last is not None
+            and last.request_id == effect.request_id
+            and last.fence == effect.fence
+            and last.config_generation == effect.config_generation
+            and last.final_stage_id == final_stage_id
+        ):
+            return last
+        self._context = DuplexStageRequestContext(
             request_id=effect.request_id,
             session_id=self._ctx.session_id,
             fence=effect.fence,
             stage_id=0,
-            final_stage_id=last if plan.final_stage_id is None else plan.final_stage_id,
+            final_stage_id=final_stage_id,
             sampling_params=self._sampling,
             stage_sampling_params=self._sampling[0],
             session_config=self._session_config,
             runtime_config={},
             config_generation=effect.config_generation,
         )
-        return DuplexStageSubmission(context=context, prompt=plan.prompt, already_submitted=not effect.first)
+        return self._context
 
     def configure(self, config: SessionConfig, generation: int) -> None:
         """Sampling and the stages' view of the settings follow ``config``.
@@ -202,6 +218,7 @@ class ModelChannel:
         self._sampling = sampling
         self._session_config = _stage_view(config)
         self._generation = generation
+        self._context = None
 
     def _start(self, effect: SubmitAppend, request: AppendPlanRequest, submission: DuplexStageSubmission) -> None:
         submitted_at = self._ctx.runtime.now()

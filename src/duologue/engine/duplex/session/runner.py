@@ -111,6 +111,7 @@ class DuplexSessionRunner:
             run=self.run,
             services=self,
             runtime=self.runtime,
+            session_id=session.session_id,
             model_config=model_config,
         )
         self.out = SessionEmitter(self.ctx, promote_deferred_overlap=self._promote_deferred_overlap_later)
@@ -137,7 +138,6 @@ class DuplexSessionRunner:
         self._taken = 0
         self._timer: TimerHandle | None = None
         self._timer_at = 0.0
-        self.steps = 0
 
     # What happened goes in, what to do comes out
 
@@ -162,10 +162,9 @@ class DuplexSessionRunner:
     def _drain(self) -> None:
         queue = self._queue
         session = self.session
-        now = self.runtime.now
+        now = self.runtime.now()
         while queue:
-            self.steps += 1
-            for effect in session.step(queue.popleft(), now()):
+            for effect in session.step(queue.popleft(), now):
                 self._execute(effect)
             if not queue and not self._reports_output and self._taken < self.out.last_number:
                 self._taken = self.out.last_number
