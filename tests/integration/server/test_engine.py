@@ -1,0 +1,162 @@
+"""The server over the real engine with a scripted model: assembly, a turn in each dialect, interruption, resume, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import math
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import msgspec
+import pytest
+
+from duologue.clock import AsyncioRuntime
+from duologue.config.service import DuologueConfig, ModelChoice, ServerConfig
+from duologue.server.assembly import build_model, engine, serve_config
+from duologue.server.main import main
+from duologue.server.serve import ServeError, running
+from tests.integration.server.loopback import FakeEngine, Server, Talker, eventually, http, on_loop
+
+FAST = {"recognise_s": 0.0, "think_s": 0.0, "speak_s": 0.0, "sentence_ms": 100, "sentences": 2}
+LONG = {**FAST, "sentence_ms": 10_000}
+
+
+def config(**options: str | float | bool) -> DuologueConfig:
+    return DuologueConfig(server=ServerConfig(port=0), model=ModelChoice(plugin="scripted", options=options or FAST))
+
+
+@asynccontextmanager
+async def real(settings: DuologueConfig) -> AsyncIterator[Server]:
+    async with running(serve_config(settings), partial(engine, settings)) as (listening, realtime):
+        yield Server(FakeEngine(), listening, realtime)
+
+
+def tone(seconds: float, rate_hz: int) -> str:
+    count = round(seconds * rate_hz)
+    samples = (round(8_000 * math.sin(2 * math.pi * 220 * n / rate_hz)) for n in range(count))
+    return base64.b64encode(struct.pack(f"<{count}h", *samples)).decode()
+
+
+async def ask(client: Talker, rate_hz: int) -> None:
+    """One committed second of sound, to be answered."""
+    await client.send("input_audio_buffer.append", audio=tone(1.0, rate_hz))
+    await client.send("input_audio_buffer.commit")
+    await client.send("response.create")
+
+
+@on_loop
+async def test_a_ga_turn_through_the_real_engine() -> None:
+    async with real(config()) as host, host.client("/v1/realtime?model=gpt-realtime") as client:
+        await client.until("session.created")
+        await client.send("session.update", session={"audio": {"input": {"turn_detection": None}}})
+        await client.until("session.updated")
+        await ask(client, 24_000)
+        response = (await client.until("response.done"))["response"]
+        assert response["status"] == "completed"
+        deltas = [frame for frame in client.frames if frame["type"] == "response.output_audio.delta"]
+        audio = b"".join(base64.b64decode(frame["delta"]) for frame in deltas)
+        assert len(audio) == 2 * 24_000 // 5  # 200 ms
+        types = [frame["type"] for frame in client.frames]
+        assert types.count("session.updated") == 1
+        assert types.index("input_audio_buffer.committed") < types.index("response.created")
+
+
+@on_loop
+async def test_a_duplex_session_is_cancelled_resumed_and_closed() -> None:
+    async with real(config(**LONG)) as host:
+        async with host.client("/v1/duplex") as first:
+            await first.send("session.update", session={"turn_detection": None})
+            opened = await first.until("session.created")
+            await ask(first, 16_000)
+            await first.until("response.output_audio.delta")
+            await first.send("response.cancel")
+            last = await first.until("response.done")
+            assert last["response"]["status_details"]["reason"] == "client_cancelled"
+            last = await first.until("rate_limits.updated")
+            first.socket.transport.abort()
+        await eventually(lambda: host.realtime.connections == 0)
+        async with host.client("/v1/duplex?resume=1") as second:
+            await second.send(
+                "session.resume",
+                session_id=opened["session_id"],
+                resume_token=opened["resume_token"],
+                last_received_server_event_seq=last["server_event_seq"],
+            )
+            assert (await second.next())["type"] == "session.resumed"
+            await second.send("session.close")
+            assert await second.closed() == 1000
+            # Nothing of the cancelled answer, however much of it had been made, and the slot is free.
+            assert [frame["type"] for frame in second.frames[1:]] == ["session.closed"]
+        shown = json.loads((await http(host, "/health"))[1])
+        assert (shown["sessions"], shown["slots"]["used"]) == (0, 0)
+
+
+@on_loop
+async def test_a_stop_during_an_answer_ends_the_answer_then_the_session() -> None:
+    async with real(config(**LONG)) as host, host.client("/v1/duplex?model=scripted") as client:
+        await client.send("session.update", session={"turn_detection": None})
+        await ask(client, 16_000)
+        await client.until("response.output_audio.delta")
+        assert await host.realtime.drain(10.0)
+        assert await client.closed() == 1001
+        types = [frame["type"] for frame in client.frames]
+        assert types[-1] == "session.closed"
+        assert types.count("response.done") == types.count("response.created") == 1
+
+
+@on_loop
+async def test_the_fifth_session_is_refused_and_a_freed_slot_is_free_at_once() -> None:
+    async with real(config()) as host:
+        clients = []
+        for _ in range(4):
+            client = host.client()
+            clients.append((client, await client.__aenter__()))
+        for _, talker in clients:
+            await talker.until("session.created")
+        async with host.client() as fifth:
+            assert (await fifth.next())["error"]["code"] == "resource_exhausted"
+        await clients[0][0].__aexit__(None, None, None)
+        await eventually(lambda: len(host.realtime.hub.sessions) == 3)
+        async with host.client() as sixth:
+            assert (await sixth.next())["type"] == "session.created"
+        for client, _ in clients[1:]:
+            await client.__aexit__(None, None, None)
+
+
+@on_loop
+async def test_the_resident_family_is_served_too() -> None:
+    settings = config(family="resident", unit_s=0.0)
+    async with real(settings) as host, host.client("/v1/duplex") as client:
+        await client.send("session.update", session={"turn_detection": None, "extra_body": {"auto_response": True}})
+        await client.until("session.updated")
+        await client.send("input_audio_buffer.append", audio=tone(1.0, 16_000))
+        await client.send("input_audio_buffer.append", audio=base64.b64encode(bytes(32_000)).decode())
+        await client.until("response.speak")
+        await client.until("response.output_audio.delta")
+
+
+def test_what_cannot_be_built_says_what_to_change() -> None:
+    async def build(settings: DuologueConfig) -> None:
+        build_model(settings, AsyncioRuntime())
+
+    for choice, about in (
+        (ModelChoice(plugin="scripted", options={"famly": "x"}), "famly"),
+        (ModelChoice(plugin="scripted", options={"family": "x"}), "family"),
+        (ModelChoice(plugin="scripted", options={"sentences": "many"}), "sentences"),
+        (ModelChoice(plugin="cascade", options={"nothing": 1}), "nothing"),
+        (ModelChoice(plugin="nowhere.to:be_found"), "nowhere"),
+        (ModelChoice(plugin="json:loads"), "json:loads"),
+    ):
+        with pytest.raises(ServeError, match=about):
+            asyncio.run(build(msgspec.structs.replace(config(), model=choice)))
+
+
+def test_the_program_refuses_what_it_cannot_use(capsys: pytest.CaptureFixture[str], tmp_path: object) -> None:
+    assert main(["a", "b"]) == 2
+    assert main(["--help"]) == 2
+    assert main([f"{tmp_path}/missing.yaml"]) == 1
+    assert "missing.yaml" in capsys.readouterr().err
