@@ -69,7 +69,6 @@ async def test_speech_during_an_answer_stops_it_everywhere(runtime: VirtualRunti
         second = await client.until(ResponseDone, 2)
         assert second.status == "completed"
         assert second.full_text.startswith("Sentence 1 about stop.")
-        assert client.invalidated == [first.response_id]
         heard = [event for event in client.of(ResponseAudio) if event.response_id == first.response_id]
         assert sum(event.duration_ms for event in heard) < 2_500
         client.send(CloseSession())

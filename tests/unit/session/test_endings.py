@@ -1,4 +1,4 @@
-"""How sessions end: slots, terminals, leases, failures of stages, and that nothing is left."""
+"""How sessions end: slots, terminals, failures of stages, and that nothing is left."""
 
 from __future__ import annotations
 
@@ -21,11 +21,8 @@ from duologue.engine.duplex.events import (
 )
 from duologue.engine.duplex.messages import (
     CloseSessionMessage,
-    DetachSession,
     OpenSession,
-    ResumeSession,
     SessionCommand,
-    TouchSession,
 )
 from duologue.engine.messages import Shutdown
 from duologue.errors import ErrorCode
@@ -267,93 +264,6 @@ async def test_a_stage_that_does_not_listen_cannot_hold_up_a_shutdown(runtime: V
         began = runtime.now()
     assert client.of(SessionClosed)[0].slot_released is False
     assert runtime.now() - began < 6.0
-
-
-# Leases
-
-
-@virtual
-async def test_a_silent_session_expires_after_its_idle_time(runtime: VirtualRuntime) -> None:
-    config = limits(idle_ttl_s=10.0, reaper_interval_s=1.0)
-    async with engine(runtime, ephemeral_pipeline(runtime), config=config) as world:
-        client = world.open()
-        began = runtime.now()
-        await client.hear(tone(4_000, rate_hz=RATE_HZ))
-        expired = await client.until(SessionExpired)
-        assert expired.reason == "idle_ttl_expired"
-        # The answer to it is activity too, and follows the starvation watchdog's second.
-        assert 14.0 <= runtime.now() - began <= 18.0
-
-
-@virtual
-async def test_a_detached_session_waits_for_its_grace_and_no_longer(runtime: VirtualRuntime) -> None:
-    config = limits(disconnect_grace_s=3.0, reaper_interval_s=1.0)
-    async with engine(runtime, ephemeral_pipeline(runtime), config=config) as world:
-        client = world.open(resumable=True)
-        world.engine.post(DetachSession(session_id="s1", control_id="d1"))
-        assert world.results["d1"].error_code is None
-        began = runtime.now()
-        expired = await client.until(SessionExpired)
-        assert expired.reason == "disconnect_grace_expired"
-        assert 3.0 <= runtime.now() - began <= 4.1
-
-
-@virtual
-async def test_a_session_that_cannot_be_resumed_ends_with_its_connection(runtime: VirtualRuntime) -> None:
-    async with engine(runtime, ephemeral_pipeline(runtime), config=limits(max_sessions=1)) as world:
-        client = world.open(resumable=False)
-        world.engine.post(DetachSession(session_id="s1", control_id="d1"))
-        assert client.of(SessionClosed)[0].reason == "disconnected"
-        world.open(session_id="next")
-
-
-@virtual
-async def test_of_two_racing_resumes_one_wins_and_the_loser_detaches_nobody(runtime: VirtualRuntime) -> None:
-    async with engine(runtime, ephemeral_pipeline(runtime), config=limits(disconnect_grace_s=2.0)) as world:
-        client = world.open(resumable=True)
-        post = world.engine.post
-        post(DetachSession(session_id="s1", control_id="d1", expected_generation=0))
-        post(ResumeSession(session_id="s1", control_id="r1", expected_generation=0))
-        post(ResumeSession(session_id="s1", control_id="r2", expected_generation=0))
-        post(ResumeSession(session_id="s1", control_id="r1-again", expected_generation=0))
-        post(DetachSession(session_id="s1", control_id="d2", expected_generation=0))
-        results = world.results
-        assert results["r1"].value == 1
-        assert results["r2"].error_code == ErrorCode.SESSION_RESUME_CONFLICT
-        assert results["r1-again"].error_code == ErrorCode.SESSION_RESUME_CONFLICT
-        assert results["d2"].error_code == ErrorCode.SESSION_RESUME_CONFLICT
-        await asyncio.sleep(20.0)
-        assert client.terminals == []
-
-
-@virtual
-async def test_a_resume_that_is_repeated_gets_the_same_answer(runtime: VirtualRuntime) -> None:
-    async with engine(runtime, ephemeral_pipeline(runtime)) as world:
-        world.open(resumable=True)
-        message = ResumeSession(session_id="s1", control_id="r1", expected_generation=0)
-        world.engine.post(message)
-        first = world.results.pop("r1")
-        world.engine.post(message)
-        assert first.value == world.results["r1"].value == 1
-
-
-@virtual
-async def test_operations_behind_a_close_wait_for_its_end(runtime: VirtualRuntime) -> None:
-    async with engine(runtime, ephemeral_pipeline(runtime, LONG)) as world:
-        client = world.open(resumable=True)
-        await client.say()
-        await client.until(ResponseAudio)
-        post = world.engine.post
-        post(CloseSessionMessage(session_id="s1", control_id="c1"))
-        post(ResumeSession(session_id="s1", control_id="r1", expected_generation=0))
-        post(TouchSession(session_id="s1", control_id="t1"))
-        post(CloseSessionMessage(session_id="s1", control_id="c2"))
-        assert not world.results.keys() & {"c1", "r1", "t1", "c2"}
-        await client.until(SessionClosed)
-        assert list(world.results)[-4:] == ["c1", "r1", "t1", "c2"]
-        assert world.results["r1"].error_code == ErrorCode.SESSION_RESUME_EXPIRED
-        assert world.results["t1"].error_code == ErrorCode.UNKNOWN_SESSION
-        assert world.results["c2"].error_code is None
 
 
 # Failures of stages

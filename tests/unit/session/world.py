@@ -131,6 +131,7 @@ class World:
     results: dict[str, ResultMessage] = field(default_factory=dict)
     others: list[EngineQueueMessage] = field(default_factory=list)
     controls: int = 0
+    idle_tasks: set[object] = field(default_factory=set)
     engine: DuplexOrchestrator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -167,14 +168,26 @@ class World:
         self.controls += 1
         return f"control-{self.controls}"
 
-    def open(self, config: SessionConfig = VAD, *, session_id: str = "s1", resumable: bool = False) -> Client:
+    def open(
+        self,
+        config: SessionConfig = VAD,
+        *,
+        session_id: str = "s1",
+        resumable: bool = False,
+        takes_output: bool = False,
+    ) -> Client:
         """Open a session that must be admitted."""
-        result = self.try_open(config, session_id=session_id, resumable=resumable)
+        result = self.try_open(config, session_id=session_id, resumable=resumable, takes_output=takes_output)
         assert result.error_code is None, result
         return self.clients[session_id]
 
     def try_open(
-        self, config: SessionConfig = VAD, *, session_id: str = "s1", resumable: bool = False
+        self,
+        config: SessionConfig = VAD,
+        *,
+        session_id: str = "s1",
+        resumable: bool = False,
+        takes_output: bool = False,
     ) -> ResultMessage:
         control_id = self.control_id()
         self.clients[session_id] = Client(self, session_id)
@@ -185,6 +198,7 @@ class World:
                 config=config,
                 seed=f"seed-{session_id}",
                 resumable=resumable,
+                takes_output=takes_output,
             )
         )
         return self.results[control_id]
@@ -227,6 +241,7 @@ async def engine(
     await world.engine.start()
     task = runtime.spawn(world.engine.run(), name="engine")
     await asyncio.sleep(0)
+    world.idle_tasks = set(runtime.tasks)
     try:
         yield world
     finally:
