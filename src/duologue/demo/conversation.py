@@ -97,6 +97,16 @@ class Conversation:
         await self.until(lambda: self._audible() is not None, wait_s)
         return self._audible()
 
+    async def await_response(self) -> bool:
+        """Until the server has begun to answer this turn, heard or not; false if it does not."""
+        wait_s = self.ledger.turn.end_s - self._now() + self.patience.answer_s
+        return await self.until(lambda: bool(self.ledger.turn.response_ids), wait_s)
+
+    def answered(self) -> bool:
+        """Every response to this turn is over."""
+        answers = [self.ledger.answers[response_id] for response_id in self.ledger.turn.response_ids]
+        return bool(answers) and all(answer.done_s is not None for answer in answers)
+
     async def hear_out(self, *, at_most_s: float | None = None) -> None:
         """Until the answer has been played to its end, or for `at_most_s`."""
         if await self.await_answer() is not None:

@@ -1,7 +1,8 @@
 """The scene in which a stage worker is killed in mid-conversation.
 
-What must follow: the session ends in order and says why, every response has its terminal, the worker is back within
-five seconds, a new session is answered, and nothing is left behind.
+What must follow: an error that says why; the answer fails, and either the session ends in order or it lives on and
+answers the next question; every response has its terminal, the worker is back within five seconds, a new session is
+answered, and nothing is left behind.
 """
 
 from __future__ import annotations
@@ -76,10 +77,12 @@ async def sessions_left(server: ServerProcess) -> int | None:
 def judge_kill(kill: KillReport, *, left_behind: int | None) -> tuple[Failure, ...]:
     """What went wrong, if anything."""
     faults = []
-    if kill.terminal is None:
-        faults.append("the session got no terminal after its worker was killed")
     if kill.error_code is None:
-        faults.append("the session ended without saying why: there was no error code")
+        faults.append("nothing said why the answer was lost: there was no error code")
+    if kill.terminal is None and not kill.same_session_answered:
+        faults.append("the session neither ended nor answered again after its worker was killed")
+    if kill.response_status not in ("failed", "cancelled"):
+        faults.append(f"the answer that lost its worker ended as {kill.response_status!r}, not as failed")
     if kill.responses_without_terminal:
         faults.append(f"responses without exactly one response.done: {', '.join(kill.responses_without_terminal)}")
     if kill.worker_back_s is None:
@@ -102,6 +105,8 @@ def kill_report(
 ) -> KillReport:
     """The facts, from the ledger of the session that lost its worker."""
     errors = [text for text in ledger.errors if text]
+    lost = ledger.answer_to(2) if len(ledger.turns) >= 2 else None
+    again = ledger.answer_to(3) if len(ledger.turns) >= 3 else None
     code = ledger.ended_code or (errors[-1].partition(":")[0] if errors else None)
     return KillReport(
         killed_pid=victim.process.pid,
@@ -109,6 +114,8 @@ def kill_report(
         error_code=code,
         error_message=errors[-1] if errors else None,
         terminal=ledger.ended,
+        response_status=lost.status if lost is not None else None,
+        same_session_answered=(again is not None and again.first_audio_s is not None) if ledger.ended is None else None,
         responses_without_terminal=tuple(
             answer.response_id for answer in ledger.answers.values() if answer.terminals != 1
         ),

@@ -78,7 +78,9 @@ class KillReport(msgspec.Struct, frozen=True, kw_only=True):
     killed_process: str
     error_code: str | None
     error_message: str | None
-    terminal: str | None
+    terminal: str | None  # how the session ended; None: it lived on
+    response_status: str | None  # how the answer that lost its worker ended
+    same_session_answered: bool | None  # asked again after the worker came back; None: there was no session
     responses_without_terminal: tuple[str, ...]
     worker_back_s: float | None
     new_session_answered: bool

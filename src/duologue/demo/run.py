@@ -17,7 +17,7 @@ import msgspec
 from duologue.audio import interleave, write_wav
 from duologue.client import connect
 from duologue.demo.conversation import Conversation
-from duologue.demo.kill import Victim, await_recovery, judge_kill, kill_report, kill_worker, sessions_left
+from duologue.demo.kill import await_recovery, judge_kill, kill_report, kill_worker, sessions_left
 from duologue.demo.microphone import Microphone
 from duologue.demo.player import Player
 from duologue.demo.process import ServerProcess, running_server
@@ -33,7 +33,7 @@ from duologue.demo.report import (
     measures_of,
     turn_reports,
 )
-from duologue.demo.scene import RATE_HZ, four_turns, one_turn, opening_settings
+from duologue.demo.scene import RATE_HZ, allow_long_answers, ask_again, four_turns, one_turn, opening_settings
 from duologue.demo.script import Script, write_script
 from duologue.setup.weights import WEIGHTS
 
@@ -115,25 +115,27 @@ async def _ordinary_scene(server: ServerProcess, script: Script, out_dir: Path, 
 
 async def _kill_scene(server: ServerProcess, script: Script, out_dir: Path, note: Note) -> _Outcome:
     now = asyncio.get_running_loop().time
-    victim: Victim | None = None
-    killed_s = 0.0
+    back_s: float | None = None
     async with _talking(server, out_dir) as (conversation, finish):
         await conversation.pause()
         conversation.say(script.recording)
         await conversation.hear_out()
-        conversation.say(script.question)
-        await conversation.await_answer()
+        await allow_long_answers(conversation)
+        conversation.say(script.long_request)  # a long answer: its worker is busy when it dies
+        await conversation.await_response()
         victim, killed_s = kill_worker(server), now()
         if victim is not None:
             note(f"killed worker {victim.process.pid} ({victim.process.command})")
-            await conversation.until(lambda: False, 10.0)  # returns at once when the session ends
+            await conversation.until(conversation.answered, 10.0)
+            back_s = await await_recovery(server, victim, since_s=killed_s)
+            note("the worker is back" if back_s is not None else "the worker did not come back")
+            if conversation.ledger.ended is None:
+                await ask_again(conversation, script)
         take = await finish()
     plan = Plan(turns=2, interrupted=None, follow_up=None)
     if victim is None:
         missing = Failure(code="worker_kill", turn=2, message="the server has no worker process that could be killed")
         return take, plan, None, (missing,)
-    back_s = await await_recovery(server, victim, since_s=killed_s)
-    note("the worker is back" if back_s is not None else "the worker did not come back")
     answered = await _new_session_answers(server, script, out_dir)
     after = len(server.measure().pids)
     kill = kill_report(victim, take.conversation.ledger, back_s=back_s, answered=answered, processes_after=after)

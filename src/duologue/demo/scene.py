@@ -35,7 +35,7 @@ async def four_turns(conversation: Conversation, script: Script) -> None:
         await conversation.hear_out(at_most_s=_SHORT_ANSWER_S)
         conversation.say(script.question)
         await conversation.hear_out(at_most_s=_SHORT_ANSWER_S)
-        await _allow_long_answers(conversation)
+        await allow_long_answers(conversation)
         conversation.say(script.long_request)
         await conversation.hear(INTERRUPT_AFTER_MS)
         conversation.say(script.follow_up)
@@ -45,11 +45,22 @@ async def four_turns(conversation: Conversation, script: Script) -> None:
         conversation.ledger.end(str(fault), fault.code)
 
 
-async def _allow_long_answers(conversation: Conversation) -> None:
+async def allow_long_answers(conversation: Conversation) -> None:
+    """Lift the limit of `opening_settings`; a refusal is noted as an error of the session."""
     try:
         await conversation.session.update(Session(type="realtime", max_output_tokens="inf"))
     except RequestError as fault:
         conversation.ledger.errors.append(f"session.update was refused: {fault}")
+
+
+async def ask_again(conversation: Conversation, script: Script) -> None:
+    """The question in a session that outlived a fault."""
+    try:
+        conversation.say(script.question)
+        await conversation.hear_out(at_most_s=_SHORT_ANSWER_S)
+        await conversation.hush()
+    except ClientError as fault:
+        conversation.ledger.end(str(fault), fault.code)
 
 
 async def one_turn(conversation: Conversation, script: Script) -> None:

@@ -82,7 +82,7 @@ def _kill(report: Report) -> Text:
     assert kill is not None
     back = "never" if kill.worker_back_s is None else f"after {kill.worker_back_s:.1f} s"
     return Text(
-        f"killed {kill.killed_process} ({kill.killed_pid}); session: {kill.terminal or 'no terminal'} "
-        f"[{kill.error_code or 'no code'}]; worker back {back}; "
+        f"killed {kill.killed_process} ({kill.killed_pid}); session {kill.terminal or 'lives on'}, "
+        f"answer {kill.response_status or 'none'} [{kill.error_code or 'no code'}]; worker back {back}; "
         f"new session {'answered' if kill.new_session_answered else 'not answered'}"
     )
