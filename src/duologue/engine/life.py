@@ -66,7 +66,7 @@ class EngineLife:
         return self._fatal
 
     def post(self, message: EngineQueueMessage) -> None:
-        """Take one message; handled at once while the engine serves."""
+        """Take one message; handled at once as soon as the engine serves. After the stop it is still answered."""
         self._inbox.append(message)
         if self._serving and not self._draining:
             self._drain()
@@ -136,7 +136,6 @@ class EngineLife:
         else:
             fault = StageFault(ErrorCode.ENGINE_DEAD, "The engine has stopped after a fault.")
         await self._hooks.fail_all(fault)
-        self._serving = False
         await self._close_pools()
         await self._lanes.close()
 

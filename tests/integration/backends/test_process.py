@@ -160,9 +160,12 @@ def test_what_a_worker_prints_is_in_the_log_under_its_name(caplog: pytest.LogCap
         play(scenario)
 
 
-def test_a_worker_gets_one_inference_thread_and_its_own_session() -> None:
+def test_a_worker_gets_one_inference_thread_no_client_keys_and_its_own_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUOLOGUE__SERVER__API_KEYS", "[one]")
+
     async def scenario() -> None:
         async with replica("process", "Blocking") as one:
+            assert (await one.ask("keys", "environment DUOLOGUE__SERVER__API_KEYS"))[-1].text == "None"
             assert (await one.ask("r", "environment OMP_NUM_THREADS"))[-1].text == os.environ.get(
                 "OMP_NUM_THREADS", "1"
             )

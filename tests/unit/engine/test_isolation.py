@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from duologue.engine.messages import Shutdown
 from duologue.engine.orchestrator import Orchestrator, OrchestratorRequestState
 from duologue.engine.stages.edge import Edge, EdgeInput, EdgeResult, pass_on
 from duologue.errors import ClientFault, ErrorCode, StageFault
@@ -288,6 +287,9 @@ async def test_a_shutdown_tells_every_running_request(runtime: VirtualRuntime) -
         await asyncio.sleep(0.1)
     assert [error.code for error in rig.errors("r")] == ["shutting_down"]
     assert rig.stages[0].ledger.balanced()
+    rig.add("late", "x")
+    assert [error.code for error in rig.errors("late")] == ["shutting_down"], "nobody is left without an answer"
+    assert rig.leftovers() == {}
 
 
 @virtual
@@ -309,4 +311,3 @@ async def test_a_failed_background_task_ends_the_engine_and_says_so(runtime: Vir
     assert [error.code for error in rig.errors("r")] == ["engine_dead"]
     assert rig.leftovers() == {}
     runtime.failed_tasks.clear()
-    rig.orchestrator.post(Shutdown())  # nobody is there any more: ignored

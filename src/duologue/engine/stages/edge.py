@@ -86,7 +86,7 @@ class Topology:
     Raises ``ValueError`` for an edge that leads to an earlier or unknown stage, or a stage that is fed twice.
     """
 
-    __slots__ = ("edges", "stage_count")
+    __slots__ = ("_feeds", "edges", "stage_count")
 
     def __init__(self, edges: Sequence[Edge], stage_count: int) -> None:
         groups: list[list[Edge]] = [[] for _ in range(stage_count)]
@@ -103,10 +103,13 @@ class Topology:
             groups[edge.source].append(edge)
         self.stage_count = stage_count
         self.edges = tuple(tuple(group) for group in groups)
+        self._feeds = tuple(
+            tuple(any(edge.target <= final for edge in group) for final in range(stage_count)) for group in groups
+        )
 
     def feeds(self, stage_id: int, final_stage_id: int) -> bool:
         """Whether a request that ends at ``final_stage_id`` goes on from ``stage_id``."""
-        return any(edge.target <= final_stage_id for edge in self.edges[stage_id])
+        return self._feeds[stage_id][final_stage_id]
 
     def reachable(self, entry: int, final_stage_id: int) -> tuple[int, ...]:
         """``entry`` and every stage after it that its output may reach, up to ``final_stage_id``; ascending."""

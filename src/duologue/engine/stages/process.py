@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 _LOOK_EVERY_S = 0.01
+_KEPT_HERE = "DUOLOGUE__SERVER__"  # keys of clients are none of a stage's business
 _STDERR_S = 1.0
 _TERM_AFTER = 0.5  # of the close time-out: then SIGTERM, at its end SIGKILL
 
@@ -143,7 +144,7 @@ class ProcessClient(StageClient, asyncio.Protocol):
             ) from None
         self._up = True
         self._heard_at = self._runtime.now()
-        self._timer = self._runtime.call_at(self._heard_at + spec.heartbeat_s, self._beat)
+        self._next_beat(self._heard_at)
 
     def _spawn(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
         ours, theirs = socket.socketpair()
@@ -164,7 +165,14 @@ class ProcessClient(StageClient, asyncio.Protocol):
         return ours, process
 
     def _start_process(self, descriptors: list[int]) -> subprocess.Popen[bytes]:
-        environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **os.environ, **self._spec.environment}
+        environment = {
+            "OPENBLAS_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+            **{name: value for name, value in os.environ.items() if not name.startswith(_KEPT_HERE)},
+            # What can be imported here can be imported there.
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            **self._spec.environment,
+        }
         arguments = [str(number) for number in (os.getpid(), *descriptors)]
         return subprocess.Popen(
             [sys.executable, "-m", "duologue.engine.stages.worker", *arguments],
@@ -210,14 +218,19 @@ class ProcessClient(StageClient, asyncio.Protocol):
             await asyncio.sleep(_LOOK_EVERY_S)
         return True
 
-    def _beat(self) -> None:
-        spec = self._spec
+    def _next_beat(self, now: float) -> None:
+        due = now + self._spec.heartbeat_s
+        self._timer = self._runtime.call_at(due, self._beat, due)
+
+    def _beat(self, due: float) -> None:
         now = self._runtime.now()
-        if now - self._heard_at > spec.heartbeat_timeout_s:
+        if now - due > self._spec.heartbeat_s:
+            self._heard_at = now  # this loop was held up, and an answer may be waiting to be read
+        if now - self._heard_at > self._spec.heartbeat_timeout_s:
             self._lost(f"has not answered for {now - self._heard_at:.1f} s and was killed")
             return
         self._write(Ping())
-        self._timer = self._runtime.call_at(now + spec.heartbeat_s, self._beat)
+        self._next_beat(now)
 
     def _lost(self, why: str) -> None:
         """The worker is gone or useless: make sure that it is gone, and say so once."""
@@ -288,8 +301,7 @@ class ProcessClient(StageClient, asyncio.Protocol):
     # ---------------------------------------------------------------- the socket
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # other loops have transports of their own kind
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = self._runtime.now()
