@@ -8,6 +8,7 @@ import random
 import msgspec
 import pytest
 
+from duologue.config.session import SemanticVad
 from duologue.engine.duplex.commands import (
     BargeIn,
     CancelInput,
@@ -29,7 +30,8 @@ from duologue.engine.duplex.events import (
     SpeechStarted,
     SpeechStopped,
 )
-from duologue.models.scripted import Script, ephemeral_pipeline, resident_pipeline, tone
+from duologue.engine.duplex.session.detection import ScriptedDetection
+from duologue.models.scripted import Script, ephemeral_pipeline, resident_pipeline, silence, tone
 from duologue.sim.loop import VirtualRuntime, run, virtual
 from tests.unit.session.world import MANUAL, RATE_HZ, VAD, engine
 
@@ -151,6 +153,27 @@ async def test_partial_transcripts_come_while_the_user_speaks(runtime: VirtualRu
         assert [event.final for event in transcripts].count(True) == 1
         assert len(transcripts) > 2
         assert all("one two three four five".startswith(event.text) for event in transcripts)
+
+
+@virtual
+async def test_a_pause_begins_an_answer_that_nobody_hears_of_if_the_user_goes_on(runtime: VirtualRuntime) -> None:
+    pipeline = ephemeral_pipeline(runtime, Script(sentences=9, think_s=0.05, transcripts=("one", "two")))
+    detection = ScriptedDetection(turn_end=0.1)
+    async with engine(runtime, pipeline, detection=detection) as world:
+        client = world.open(msgspec.structs.replace(VAD, turn_detection=SemanticVad()))
+        await client.say(500, level=0, pause_ms=400)
+        begun = pipeline.stages[1].sentences  # type: ignore[attr-defined]
+        assert begun > 0, "the answer begins on the quiet"
+        await client.say(500, level=1, pause_ms=100)
+        assert client.of(ResponseCreated) == client.of(InputCommitted) == []
+        assert pipeline.stages[1].sentences < 9  # type: ignore[attr-defined]
+        detection.turn_end = 0.9
+        await client.hear(silence(1_000, rate_hz=RATE_HZ))
+        done = await client.until(ResponseDone)
+        assert done.full_text.startswith("Sentence 1 about two.")
+        assert len(client.of(InputCommitted)) == len(client.of(ResponseCreated)) == 1
+        await asyncio.sleep(0.01)
+        assert world.engine.request_states == {}
 
 
 @virtual

@@ -234,3 +234,64 @@ def test_a_sink_that_fails_ends_the_session_that_spoke() -> None:
             assert witness.of(ResponseDone)[0].status == "completed"
 
     run(main)
+
+
+@pytest.mark.parametrize("hook", ["plan_append", "decide"])
+def test_a_hook_that_returns_nonsense_is_a_hook_that_failed(hook: str) -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        pipeline = ephemeral_pipeline(runtime)
+        async with engine(runtime, pipeline) as world:
+            client = world.open()
+            original = getattr(pipeline.plugin, hook)
+            setattr(pipeline.plugin, hook, lambda *args: "nonsense")
+            await client.say()
+            assert (await client.until(ResponseDone)).error == ErrorCode.RUNTIME_PLUGIN_FAILED
+            setattr(pipeline.plugin, hook, original)
+            await client.say()
+            assert (await client.until(ResponseDone, 2)).status == "completed"
+
+    run(main)
+
+
+def test_a_session_that_cannot_name_its_deadline_is_broken_too() -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        async with engine(runtime, ephemeral_pipeline(runtime)) as world:
+            client = world.open()
+            runner = world.engine.session_manager.runner("s1")
+            assert runner is not None
+
+            def next_deadline() -> float | None:
+                raise InvariantViolation("time has ended")
+
+            proxy = _Proxy(runner.session, runner.session.step)
+            proxy.next_deadline = next_deadline  # type: ignore[attr-defined]
+            runner.session = proxy  # type: ignore[assignment]
+            client.append(bytes(640))
+            assert client.of(SessionClosed)[0].fault == ErrorCode.INTERNAL_ERROR
+            assert world.everything() == {}
+
+    run(main)
+
+
+def test_a_terminal_that_cannot_be_sent_holds_up_nobody() -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        async with engine(runtime, ephemeral_pipeline(runtime)) as world:
+            client, other = world.open(), world.open(session_id="other")
+            manager = world.engine.session_manager
+            sink = manager.output_sink
+
+            class Broken:
+                def put_nowait(self, message: EngineQueueMessage, /) -> None:
+                    if isinstance(message, SessionEventMessage) and message.session_id == "s1":
+                        raise Sabotage("the queue is broken")
+                    sink.put_nowait(message)
+
+            manager.output_sink = Broken()
+            control_id = world.close(client)
+            assert world.results[control_id].error_code is None
+            assert manager.health().open == 1
+            manager.output_sink = sink
+            del world.clients["s1"]
+            assert other.terminals == []
+
+    run(main)

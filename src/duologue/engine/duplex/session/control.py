@@ -43,7 +43,7 @@ from duologue.engine.duplex.session.context import DuplexSessionContext
 from duologue.engine.duplex.session.detection import DetectionService, DetectionStream
 from duologue.engine.duplex.session.emitter import SessionEmitter
 from duologue.engine.duplex.session.model_channel import ModelChannel, PluginFault
-from duologue.errors import DuologueError, ErrorCode
+from duologue.errors import DuologueError, ErrorCode, StageFault
 from duologue.log import init_logger
 
 logger = init_logger(__name__)
@@ -239,7 +239,7 @@ class SessionControl:
             self.model.configure(effect.config, effect.generation)
         except PluginFault as fault:
             self._ctx.services.plugin_failed(fault.hook, fault.__cause__ or fault)
-        except RuntimeError:
+        except StageFault:
             # A stage has no live replica now; the next append asks again and fails with that reason.
             logger.warning("Settings not applied to the stages yet", extra={"session_id": self._ctx.session_id})
 

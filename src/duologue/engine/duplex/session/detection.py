@@ -18,7 +18,6 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from duologue.clock import Runtime
@@ -206,14 +205,6 @@ class BatchedDetection:
                 answer(verdict)
         finally:
             self._judging = False
-
-
-def load_detection(runtime: Runtime, models_dir: Path) -> BatchedDetection:
-    """The embedded detectors. Blocks while they load; raises ``ModelUnavailableError`` when a model file is missing."""
-    from duologue.detect.speech import SpeechScorer
-    from duologue.detect.turn_end import TurnEndClassifier
-
-    return BatchedDetection(runtime, SpeechScorer(models_dir), TurnEndClassifier(models_dir))
 
 
 LOUD_RMS = 0.02

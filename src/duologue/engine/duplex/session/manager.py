@@ -215,8 +215,6 @@ class DuplexSessionManager:
             runner.model.configure(msg.config, session.config_generation)
         except PluginFault as fault:
             raise self._plugin_fault(f"failed in {fault.hook}", fault.__cause__ or fault) from fault
-        except RuntimeError as exc:
-            raise AdmissionFault(ErrorCode.REPLICA_UNAVAILABLE, f"No session can be served now: {exc}.") from exc
         record.runner = runner
         return runner
 
@@ -323,7 +321,11 @@ class DuplexSessionManager:
             event = SessionClosed(reason=record.reason, slot_released=slot_released, fault=record.fault)
         else:
             event = SessionExpired(reason=record.reason, slot_released=slot_released)
-        runner.ending.send_claimed(event)
+        try:
+            runner.ending.send_claimed(event)
+        except Exception:
+            # Whoever waits for this end must not wait for ever because the way out is broken.
+            logger.exception("The terminal could not be sent", extra={"session_id": record.session_id})
         closers, record.closers = record.closers, []
         for control_id in closers:
             self._succeed(control_id, None)

@@ -21,11 +21,11 @@ from duologue.config.session import SessionConfig
 from duologue.engine.duplex.contracts import DuplexStageRequestContext, DuplexStageSubmission
 from duologue.engine.duplex.core.effects import SubmitAppend
 from duologue.engine.duplex.core.items import AppendAccepted, AppendFailed
-from duologue.engine.duplex.plugin import AppendPlanRequest, SilenceContinuation
+from duologue.engine.duplex.plugin import AppendPlan, AppendPlanRequest, SilenceContinuation
 from duologue.engine.duplex.session.context import DuplexSessionContext
 from duologue.engine.duplex.session.emitter import SessionEmitter
 from duologue.engine.lanes import drive
-from duologue.errors import DuologueError, ErrorCode
+from duologue.errors import DuologueError, ErrorCode, StageFault
 from duologue.log import init_logger
 from duologue.outputs import Options, SamplingParams
 
@@ -126,15 +126,9 @@ class ModelChannel:
             self._ctx.services.plugin_failed(fault.hook, fault.__cause__ or fault, request_id=effect.request_id)
             self._refuse(effect, ErrorCode.RUNTIME_PLUGIN_FAILED, "The model plugin could not plan the input.")
             return
-        except DuologueError as exc:
-            self._refuse(effect, exc.code, exc.message)
-            return
         except Exception as exc:
             # Nothing was registered for it: ids of other owners are refused here, and must not be touched.
-            logger.warning(
-                "Session %s: append %d has no way to a stage", self._ctx.session_id, effect.number, exc_info=exc
-            )
-            self._refuse(effect, ErrorCode.REPLICA_UNAVAILABLE, str(exc))
+            self._refuse(effect, *self._reason(exc))
             return
         self._ctx.run.stream_request_id = effect.request_id
         self._start(effect, request, submission)
@@ -168,6 +162,8 @@ class ModelChannel:
             self.configure(effect.config, effect.config_generation)
         try:
             plan = self._ctx.plugin.plan_append(self._ctx.model_state, request)
+            if not isinstance(plan, AppendPlan):
+                raise TypeError(f"plan_append must return an AppendPlan, got {type(plan).__name__}")
         except Exception as exc:
             raise PluginFault("plan_append") from exc
         context = self._context_for(effect, plan.final_stage_id)
@@ -203,9 +199,12 @@ class ModelChannel:
     def configure(self, config: SessionConfig, generation: int) -> None:
         """Sampling and the stages' view of the settings follow ``config``.
 
-        Raises :class:`PluginFault`, or ``RuntimeError`` when a stage has no live replica.
+        Raises :class:`PluginFault`, or :class:`StageFault` when a stage has no live replica.
         """
-        defaults = self._ctx.stage_port.sampling_defaults()
+        try:
+            defaults = self._ctx.stage_port.sampling_defaults()
+        except RuntimeError as exc:
+            raise StageFault(ErrorCode.REPLICA_UNAVAILABLE, f"The model cannot be reached now: {exc}.") from exc
         params = tuple(entry for entry in defaults if isinstance(entry, SamplingParams))
         try:
             sampling = self._ctx.plugin.sampling_params(params, config)
@@ -273,16 +272,16 @@ class ModelChannel:
             self._ctx.services.plugin_failed("commit_append", exc, request_id=effect.request_id)
 
     def _refuse_with(self, effect: SubmitAppend, exc: BaseException) -> None:
-        if isinstance(exc, DuologueError):
-            code, message = exc.code, exc.message
-        else:
-            logger.warning("An append was not taken", exc_info=exc, extra={"session_id": self._ctx.session_id})
-            code = ErrorCode.RUNTIME_APPEND_FAILED
-            message = f"The model did not take the input ({type(exc).__name__})."
-        self._refuse(effect, code, message)
+        self._refuse(effect, *self._reason(exc))
         if effect.first:
             # The port may have registered a request that the session will never hear of again.
             self.abort((effect.request_id,))
+
+    def _reason(self, exc: BaseException) -> tuple[ErrorCode, str]:
+        if isinstance(exc, DuologueError):
+            return exc.code, exc.message
+        logger.warning("An append was not taken", exc_info=exc, extra={"session_id": self._ctx.session_id})
+        return ErrorCode.RUNTIME_APPEND_FAILED, f"The model did not take the input ({type(exc).__name__})."
 
     def _refuse(self, effect: SubmitAppend, code: ErrorCode, message: str) -> None:
         self._ctx.services.apply(AppendFailed(number=effect.number, code=code, message=message))

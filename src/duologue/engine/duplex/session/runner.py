@@ -48,6 +48,7 @@ from duologue.engine.duplex.core.items import (
 from duologue.engine.duplex.core.session import DuplexEngineSession
 from duologue.engine.duplex.core.silence import compute_silence_continuation_deadline
 from duologue.engine.duplex.plugin import DuplexModelPlugin, DuplexModelSessionState
+from duologue.engine.duplex.results import Decision
 from duologue.engine.duplex.session.context import (
     CloseKind,
     DuplexRunState,
@@ -151,13 +152,13 @@ class DuplexSessionRunner:
         self.stepping = True
         try:
             self._drain()
+            self._arm()
         except Exception as exc:
             self._queue.clear()
             self.ending.break_off(exc)
         finally:
             self.stepping = False
         self.ending.finish_if_clean()
-        self._arm()
 
     def _drain(self) -> None:
         queue = self._queue
@@ -213,8 +214,6 @@ class DuplexSessionRunner:
     # The timer
 
     def _arm(self) -> None:
-        if self.ending.broken:
-            return
         deadline = self.session.next_deadline()
         if deadline is None or (self._timer is not None and self._timer_at <= deadline):
             return
@@ -328,6 +327,8 @@ class DuplexSessionRunner:
             return True
         try:
             decision = self.plugin.decide(self.model_state, stage_id, output, context)
+            if not isinstance(decision, Decision):
+                raise TypeError(f"decide must return a Decision, got {type(decision).__name__}")
         except Exception as exc:
             self.plugin_failed("decide", exc, request_id=request_id)
             return True
