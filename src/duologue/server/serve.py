@@ -31,7 +31,7 @@ from duologue.server.hello import LOCAL_ORIGINS, Access
 from duologue.server.metrics import ServerMetrics
 from duologue.server.models import DEFAULT_ALIASES, ModelNames
 from duologue.server.registry import ConnectionLimits, SessionHub
-from duologue.server.transport import SocketProtocol
+from duologue.server.transport import HANDSHAKE_TIMEOUT_S, HandshakeProtocol, SocketProtocol
 
 logger = init_logger(__name__)
 
@@ -59,6 +59,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     limits: ConnectionLimits = ConnectionLimits()
     resumable: bool = True
     drain_timeout_s: float = 10.0
+    handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
     max_frame_bytes: int = MAX_FRAME_BYTES
     ping_interval_s: float = PING_INTERVAL_S
     ping_timeout_s: float = PING_TIMEOUT_S
@@ -203,6 +204,7 @@ async def _http(config: ServeConfig, realtime: RealtimeServer, listener: socket.
         uvicorn.Config(
             realtime.app,
             lifespan="off",
+            http=type("_Handshake", (HandshakeProtocol,), {"handshake_timeout_s": config.handshake_timeout_s}),
             ws=SocketProtocol,
             ws_max_size=config.max_frame_bytes,
             ws_per_message_deflate=False,

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol, cast
 
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import InvalidState
@@ -21,6 +22,7 @@ EXTENSION: Final = "duologue.transport"
 FRAME: Final = "duologue.frame"  # in a received message: the bytes of a text frame
 WRITE_HIGH_BYTES: Final = 32 * 1024
 CLOSE_TIMEOUT_S: Final = 2.0
+HANDSHAKE_TIMEOUT_S: Final = 10.0
 
 
 class SocketLostError(Exception):
@@ -101,6 +103,21 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         """``transport.close`` waits until the peer has read everything, which may be never."""
         if self._abort_timer is None:
             self._abort_timer = self.loop.call_later(CLOSE_TIMEOUT_S + 0.5, self.transport.abort)
+
+
+class HandshakeProtocol(H11Protocol):
+    """uvicorn's HTTP protocol, which drops a connection that has sent no whole request in time."""
+
+    handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast("asyncio.Transport", transport))
+        self.loop.call_later(self.handshake_timeout_s, self._check_handshake)
+
+    def _check_handshake(self) -> None:
+        # After an upgrade the transport belongs to another protocol.
+        if self.transport.get_protocol() is self and self.cycle is None:
+            self.transport.abort()
 
 
 class DirectTransport:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import socket
 
@@ -140,6 +141,19 @@ async def test_keys() -> None:
         assert (await http(host, "/metrics"))[0] == 401
         assert (await http(host, "/v1/models", Authorization="Bearer secret"))[0] == 200
         assert (await http(host, "/health"))[0] == 200
+
+
+@on_loop
+async def test_a_peer_that_sends_no_request_is_dropped() -> None:
+    async with server(config=ServeConfig(handshake_timeout_s=0.2)) as host, host.client() as client:
+        reader, writer = await asyncio.open_connection(host.listening.host, host.listening.port)
+        writer.write(b"GET /v1/realtime HTTP/1.1\r\nHost: x\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+        await client.next()
+        await client.send("input_audio_buffer.clear")  # one that did is not
+        await client.next()
 
 
 @on_loop
