@@ -1,0 +1,99 @@
+"""Writes what the documentation takes from the code, between its markers. ``--check`` only says whether it is current.
+
+python scripts/gen_docs.py [--check]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from duologue.errors import ERRORS, Fault
+from duologue.wire.decoder import DUPLEX_CLIENT_TYPES, GA_CLIENT_TYPES
+from duologue.wire.server_events import DuplexServerEvent, GaServerEvent
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PROTOCOL = REPOSITORY / "docs" / "protocol.md"
+
+_CONSEQUENCE = {
+    Fault.CLIENT: "the event is refused",
+    Fault.ADMISSION: "no session",
+    Fault.SESSION: "the session ends",
+    Fault.STAGE: "the response fails",
+}
+
+
+def error_table() -> str:
+    """Every code, in the order of the table in the code."""
+    lines = [
+        "| code | on GA | `error.type` | HTTP | retry | consequence | meaning |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for code, spec in ERRORS.items():
+        ga = f"`{spec.ga_code}`" if spec.ga_code else "same"
+        retry = "yes" if spec.retryable else "no"
+        lines.append(
+            f"| `{code.value}` | {ga} | `{spec.wire_type}` | {spec.http_status} | {retry} "
+            f"| {_CONSEQUENCE[spec.fault]} | {spec.summary} |"
+        )
+    return "\n".join(lines)
+
+
+def client_events() -> str:
+    """Event types that each dialect reads."""
+    return _listing(GA_CLIENT_TYPES, DUPLEX_CLIENT_TYPES - GA_CLIENT_TYPES)
+
+
+def server_events() -> str:
+    """Event types that each dialect writes."""
+    both = _tags(GaServerEvent)
+    return _listing(both, _tags(DuplexServerEvent) - both)
+
+
+def _tags(union: object) -> frozenset[str]:
+    members = union.__args__  # type: ignore[attr-defined]
+    return frozenset(str(member.__struct_config__.tag) for member in members)
+
+
+def _listing(both: frozenset[str], duplex: frozenset[str]) -> str:
+    def names(types: frozenset[str]) -> str:
+        return ", ".join(f"`{name}`" for name in sorted(types))
+
+    return f"Both dialects: {names(both)}.\n\nThe duplex dialect alone: {names(duplex)}."
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "errors": error_table,
+    "client-events": client_events,
+    "server-events": server_events,
+}
+
+
+def generated(text: str) -> str:
+    """``text`` with every marked section written anew. Raises ``ValueError`` for a missing marker."""
+    for name, write in SECTIONS.items():
+        begin, end = f"<!-- generated: {name} -->", f"<!-- end: {name} -->"
+        head, found, rest = text.partition(begin)
+        _, closed, tail = rest.partition(end)
+        if not found or not closed:
+            raise ValueError(f"docs/protocol.md has no section {begin} ... {end}")
+        text = f"{head}{begin}\n\n{write()}\n\n{end}{tail}"
+    return text
+
+
+def main(arguments: list[str]) -> int:
+    """0 if all is current (or was written), 1 if ``--check`` found it stale."""
+    text = PROTOCOL.read_text(encoding="utf-8")
+    current = generated(text)
+    if arguments == ["--check"]:
+        if text != current:
+            print("docs/protocol.md is not current: run python scripts/gen_docs.py", file=sys.stderr)
+            return 1
+        return 0
+    PROTOCOL.write_text(current, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
