@@ -12,15 +12,14 @@ from typing import assert_never
 import msgspec
 
 from duologue.engine.duplex.commands import ResponseOptions
-from duologue.engine.duplex.core import pacing, resident, submission, turns
+from duologue.engine.duplex.core import hearing, interruption, pacing, resident, submission
 from duologue.engine.duplex.core.effects import AbortRequests, ReleaseRequests
 from duologue.engine.duplex.core.history import Item
 from duologue.engine.duplex.core.items import ModelSpoke, StageFailed
 from duologue.engine.duplex.core.outbox import AudioEntry, DoneEntry
-from duologue.engine.duplex.core.requests import Purpose, StageRequestRecord
+from duologue.engine.duplex.core.requests import StageRequestRecord
 from duologue.engine.duplex.core.responses import Response
-from duologue.engine.duplex.core.state import CommittedTurn, SessionState, UserTurn, WantedAnswer
-from duologue.engine.duplex.core.tail import PendingAppend
+from duologue.engine.duplex.core.state import CommittedTurn, SessionState, WantedAnswer
 from duologue.engine.duplex.events import (
     CancelReason,
     InputTranscribed,
@@ -41,113 +40,6 @@ from duologue.engine.duplex.results import (
     UserTranscript,
 )
 from duologue.errors import ErrorCode
-from duologue.ids import stage_request_id
-
-_OVERLAP_INTERVAL_MS = 160  # during an answer a partial transcript decides whether to stop: it is wanted soon
-
-
-# -- requests ------------------------------------------------------------------------------------------------------------
-
-
-def open_request(s: SessionState, purpose: Purpose, item_id: str | None) -> StageRequestRecord:
-    """A new stage request under the current fence. An ephemeral id is never used twice: the turn moves on instead."""
-    if purpose == "resident":
-        role = "stage0"
-    else:
-        if s.fences.spent == s.fences.current.position:
-            s.fences.complete_turn(s.fences.turn_id)
-        s.fences.spent = s.fences.current.position
-        role = f"stage0-turn{s.fences.turn_id}"
-    record = StageRequestRecord(
-        request_id=stage_request_id(s.session_id, s.fences.epoch, role),
-        fence=s.fences.current,
-        purpose=purpose,
-        item_id=item_id,
-    )
-    return s.requests.add(record)
-
-
-def _queue(
-    s: SessionState, record: StageRequestRecord, audio: bytes, *, final: bool, respond: bool, item_id: str | None
-) -> None:
-    s.tail.enqueue(
-        PendingAppend(
-            request_id=record.request_id,
-            fence=record.fence,
-            audio=audio,
-            final=final,
-            respond=respond,
-            item_id=item_id,
-        )
-    )
-
-
-def stream_turn(s: SessionState, turn: UserTurn, position: int) -> None:
-    """Let the model hear the turn while it is spoken, up to ``position``."""
-    capabilities = s.capabilities
-    if not capabilities.streams_input or s.resident_family or turn.state != "speaking":
-        return
-    if s.response is not None and s.overlap is None:
-        return  # this turn waits for the answer in progress; it is submitted then
-    interval_ms = capabilities.stream_interval_ms if s.overlap is None else _OVERLAP_INTERVAL_MS
-    if position - max(turn.sent_to, turn.onset) < s.audio.samples(interval_ms):
-        return
-    record = s.requests.get(turn.request_id) if turn.request_id is not None else None
-    if record is None:
-        record = open_request(s, "turn", turn.item_id)
-        turn.request_id, turn.sent_to = record.request_id, turn.start
-    audio = s.audio.copy(turn.sent_to, position)
-    turn.sent_to = position
-    _queue(s, record, audio, final=False, respond=True, item_id=turn.item_id)
-    submission.pump(s)
-
-
-def begin_provisional(s: SessionState, turn: UserTurn) -> None:
-    """Start the answer to a turn that may be over: nothing of it is sent until it is."""
-    detection = s.config.turn_detection
-    if s.resident_family or s.response is not None or detection is None or not detection.create_response:
-        return
-    if s.wanted or turn.end is None:
-        return
-    record = s.requests.get(turn.request_id) if turn.request_id is not None else None
-    if record is None:
-        record = open_request(s, "turn", turn.item_id)
-        turn.request_id, turn.sent_to = record.request_id, turn.start
-    record.held = []
-    audio = s.audio.copy(turn.sent_to, max(turn.end, turn.sent_to))
-    turn.sent_to = max(turn.end, turn.sent_to)
-    _queue(s, record, audio, final=True, respond=True, item_id=turn.item_id)
-    submission.pump(s)
-
-
-def drop_turn_request(s: SessionState, turn: UserTurn) -> None:
-    """What the model heard of an uncommitted turn is void; the turn itself goes on."""
-    request_id, turn.request_id = turn.request_id, None
-    turn.sent_to = turn.start
-    turn.partial = None
-    if request_id is not None:
-        abandon(s, request_id)
-
-
-def abandon(s: SessionState, request_id: str) -> None:
-    """Stop one request and forget it."""
-    s.tail.void(request_id)
-    if s.requests.remove(request_id) is not None:
-        s.do(AbortRequests(request_ids=(request_id,)))
-
-
-def transcribe_only(s: SessionState, committed: CommittedTurn) -> None:
-    """No answer is wanted: get the words, so that a later prompt holds them."""
-    if committed.request_id is not None:
-        abandon(s, committed.request_id)
-        committed.request_id, committed.sent_bytes = None, 0
-    if not s.capabilities.transcribes_input or s.resident_family:
-        return
-    record = open_request(s, "transcribe", committed.item_id)
-    committed.transcribing = record.request_id
-    _queue(s, record, committed.audio, final=True, respond=False, item_id=committed.item_id)
-    submission.pump(s)
-
 
 # -- asking for an answer ------------------------------------------------------------------------------------------------
 
@@ -159,7 +51,7 @@ def want(s: SessionState, item_id: str | None, options: ResponseOptions) -> None
         committed = s.committed.get(item_id) if item_id is not None else None
         if committed is not None and committed.request_id is not None:
             # Its stream belongs to a prompt that will be out of date by then.
-            abandon(s, committed.request_id)
+            hearing.abandon(s, committed.request_id)
             committed.request_id, committed.sent_bytes = None, 0
         return
     create(s, item_id, options)
@@ -180,7 +72,7 @@ def create(s: SessionState, item_id: str | None, options: ResponseOptions) -> No
         record = _request_for(s, committed)
     elif committed is not None and record.held is None:
         rest = committed.audio[committed.sent_bytes :]
-        _queue(s, record, rest, final=True, respond=True, item_id=item_id)
+        hearing.queue(s, record, rest, final=True, respond=True, item_id=item_id)
     response = new_response(s, item_id, options, record)
     submission.pump(s)
     _deliver_held(s, record, response)
@@ -191,14 +83,14 @@ def _request_for(s: SessionState, committed: CommittedTurn | None) -> StageReque
     item = s.history.get(committed.item_id) if committed is not None else None
     if committed is not None and (item is None or item.transcript is None):
         if committed.transcribing is not None:
-            abandon(s, committed.transcribing)
+            hearing.abandon(s, committed.transcribing)
             committed.transcribing = None
-        record = open_request(s, "turn", committed.item_id)
+        record = hearing.open_request(s, "turn", committed.item_id)
         committed.request_id, committed.sent_bytes = record.request_id, len(committed.audio)
-        _queue(s, record, committed.audio, final=True, respond=True, item_id=committed.item_id)
+        hearing.queue(s, record, committed.audio, final=True, respond=True, item_id=committed.item_id)
         return record
-    record = open_request(s, "turn", None)
-    _queue(s, record, b"", final=True, respond=True, item_id=None)
+    record = hearing.open_request(s, "turn", None)
+    hearing.queue(s, record, b"", final=True, respond=True, item_id=None)
     return record
 
 
@@ -299,7 +191,7 @@ def _apply(s: SessionState, record: StageRequestRecord, result: ModelResult) -> 
         case TurnEnded():
             _turn_ended(s, record, result)
         case ModelFailed():
-            abandon(s, record.request_id)
+            hearing.abandon(s, record.request_id)
             request_lost(s, record, ErrorCode.RUNTIME_STREAM_FAILED, result.message)
         case _:
             assert_never(result)
@@ -311,7 +203,7 @@ def _transcript(s: SessionState, record: StageRequestRecord, result: UserTranscr
         if turn is not None and record.item_id == turn.item_id:
             turn.partial = result.text
             if s.overlap is not None:
-                turns.evaluate_overlap(s)
+                interruption.evaluate(s)
             elif turn.announced and s.config.transcription:
                 s.emit(InputTranscribed(item_id=turn.item_id, text=result.text, final=False))
         return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from duologue.engine.duplex.core import answers, intake, pacing, submission
+from duologue.engine.duplex.core import answers, hearing, intake, pacing, submission
 from duologue.engine.duplex.core.effects import AbortRequests
 from duologue.engine.duplex.core.state import SessionState
 from duologue.engine.duplex.events import CancelReason, InputCleared, OutputCleared, StopMeasured
@@ -114,14 +114,14 @@ def restart_transcripts(s: SessionState) -> None:
                 del s.committed[item_id]
             continue
         if item_id not in waiting and committed.transcribing is None:
-            answers.transcribe_only(s, committed)
+            hearing.transcribe_only(s, committed)
 
 
 def clear_input(s: SessionState) -> None:
     """Forget what was not committed. Does not touch the epoch."""
     turn, s.turn = s.turn, None
     if turn is not None:
-        answers.drop_turn_request(s, turn)
+        hearing.drop_turn_request(s, turn)
         turn.advance("dropped")
     if s.overlap is not None:
         s.overlap = None

@@ -16,7 +16,7 @@ from duologue.engine.duplex.commands import (
     RetrieveItem,
     TruncateItem,
 )
-from duologue.engine.duplex.core import answers, cancel, pacing
+from duologue.engine.duplex.core import answers, cancel, hearing, pacing
 from duologue.engine.duplex.core.history import Item
 from duologue.engine.duplex.core.responses import Response
 from duologue.engine.duplex.core.state import SessionState
@@ -165,7 +165,7 @@ def delete_item(s: SessionState, command: DeleteItem) -> None:
     s.history.remove(command.item_id)
     committed = s.committed.pop(command.item_id, None)
     if committed is not None and committed.transcribing is not None:
-        answers.abandon(s, committed.transcribing)
+        hearing.abandon(s, committed.transcribing)
     s.emit(ItemDeleted(item_id=command.item_id))
 
 

@@ -8,7 +8,7 @@ they were cut into appends.
 from __future__ import annotations
 
 from duologue.config.session import SemanticVad
-from duologue.engine.duplex.core import resident, turns
+from duologue.engine.duplex.core import interruption, resident, turns
 from duologue.engine.duplex.core.effects import Detect
 from duologue.engine.duplex.core.endpoint import FRAME_SAMPLES, Edge, EdgeKind
 from duologue.engine.duplex.core.items import AudioAppended, DetectorFailed, SpeechScored
@@ -37,7 +37,7 @@ def append_audio(s: SessionState, item: AudioAppended) -> None:
     s.last_append_at = s.now
     s.append_ms.append(len(item.pcm) * 500.0 / s.audio.rate_hz)
     s.arrivals.append((s.audio.end, s.now))
-    if not turns.apply_hints(s, item):
+    if not interruption.apply_hints(s, item):
         return
     if s.detection.endpointer is not None:
         _buffer_for_detection(s, item.pcm if item.detector_pcm is None else item.detector_pcm)

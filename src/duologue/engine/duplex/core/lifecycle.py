@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from duologue.config.session import SessionConfig, merge
 from duologue.engine.duplex.commands import ResponseOptions, SignalTurn, UpdateSession
-from duologue.engine.duplex.core import answers, cancel, intake, pacing, turns
+from duologue.engine.duplex.core import answers, cancel, hearing, intake, interruption, pacing, turns
 from duologue.engine.duplex.core.effects import AnswerControl, ApplyConfig, CleanupSession, EndSession, JudgeConfig
 from duologue.engine.duplex.core.endpoint import Endpointer
 from duologue.engine.duplex.core.history import Item
@@ -45,7 +45,7 @@ def apply_detection(s: SessionState, config: SessionConfig) -> None:
             detection.recent.clear()
         if s.turn is not None:
             turn, s.turn = s.turn, None
-            answers.drop_turn_request(s, turn)
+            hearing.drop_turn_request(s, turn)
             turn.advance("dropped")
         if s.overlap is not None:
             s.overlap = None
@@ -278,7 +278,7 @@ def timers(s: SessionState) -> None:
         pacing.release(s)
     overlap = s.overlap
     if overlap is not None and now >= overlap.decide_at:
-        turns.evaluate_overlap(s)
+        interruption.evaluate(s)
     starvation_at = intake.starvation_at(s)
     if starvation_at is not None and now >= starvation_at:
         turns.starve(s)

@@ -7,7 +7,7 @@ on to its end or is closed, and never needs more client audio for that.
 from __future__ import annotations
 
 from duologue.engine.duplex.commands import ResponseOptions
-from duologue.engine.duplex.core import answers, submission
+from duologue.engine.duplex.core import answers, hearing, submission
 from duologue.engine.duplex.core.requests import StageRequestRecord
 from duologue.engine.duplex.core.responses import Response
 from duologue.engine.duplex.core.state import CommittedTurn, SessionState
@@ -24,7 +24,7 @@ def _record(s: SessionState) -> StageRequestRecord:
     for record in s.requests.records.values():
         if record.purpose == "resident":
             return record
-    return answers.open_request(s, "resident", None)
+    return hearing.open_request(s, "resident", None)
 
 
 def _enqueue(

@@ -7,19 +7,17 @@ of its turn; speech during an answer is announced only together with the decisio
 from __future__ import annotations
 
 from duologue.engine.duplex.commands import ResponseOptions
-from duologue.engine.duplex.core import answers, cancel, intake, pacing, resident, submission
+from duologue.engine.duplex.core import answers, hearing, intake, interruption, resident, submission
 from duologue.engine.duplex.core.effects import ClassifyTurn
-from duologue.engine.duplex.core.endpoint import FRAME_MS, Edge
+from duologue.engine.duplex.core.endpoint import Edge
 from duologue.engine.duplex.core.history import Item
-from duologue.engine.duplex.core.items import AudioAppended, TurnClassified
-from duologue.engine.duplex.core.overlap import Overlap, Verdict, decide_overlap
+from duologue.engine.duplex.core.items import TurnClassified
+from duologue.engine.duplex.core.overlap import Overlap
 from duologue.engine.duplex.core.state import CommittedTurn, CommitWait, SessionState, UserTurn
-from duologue.engine.duplex.events import InputCommitted, OverlapDecided, SpeechStarted, SpeechStopped
+from duologue.engine.duplex.events import InputCommitted, SpeechStarted, SpeechStopped
 from duologue.errors import ErrorCode
 
 MIN_COMMIT_MS = 100
-_BARGE_HINTS = frozenset({"barge_in", "interrupt", "cancel"})
-_DROP_HINTS = frozenset({"drop", "ignore", "silence"})
 
 
 # -- edges of the detector ----------------------------------------------------------------------------------------------
@@ -54,7 +52,7 @@ def onset(s: SessionState, edge: Edge) -> None:
     )
     s.outbox.held = True
     unheard = s.response is not None and s.response.base_ms is None and not s.playback.playing(s.now)
-    evaluate_overlap(s, waited=unheard)
+    interruption.evaluate(s, waited=unheard)
 
 
 def _arrival(s: SessionState, position: int) -> float:
@@ -81,7 +79,7 @@ def candidate(s: SessionState, edge: Edge) -> None:
         turn.end = s.frame_position(edge.at)
         turn.silence_ms = edge.silence_ms
         if s.overlap is None:
-            answers.begin_provisional(s, turn)
+            hearing.begin_provisional(s, turn)
     detection = s.detection
     detection.numbers += 1
     detection.classify = detection.numbers
@@ -121,7 +119,7 @@ def resumed(s: SessionState) -> None:
     if turn.state == "provisional":
         turn.advance("resumed")
     turn.end = None
-    answers.drop_turn_request(s, turn)
+    hearing.drop_turn_request(s, turn)
 
 
 def stop(s: SessionState, edge: Edge) -> None:
@@ -141,7 +139,7 @@ def end_turn(s: SessionState, turn: UserTurn) -> None:
     create_response = detection is None or detection.create_response
     if turn.end is None:
         turn.end = s.audio.end
-    if s.overlap is not None and not _settle_overlap_at_end(s, turn):
+    if s.overlap is not None and not interruption.settle_at_end(s, turn):
         return
     if s.resident_family and s.auto_responds:
         # The model hears everything and decides by itself: the detector only reports.
@@ -162,7 +160,7 @@ def end_turn(s: SessionState, turn: UserTurn) -> None:
 
 def drop_turn(s: SessionState, turn: UserTurn) -> None:
     """Forget the turn with its audio."""
-    answers.drop_turn_request(s, turn)
+    hearing.drop_turn_request(s, turn)
     turn.advance("dropped")
     s.turn = None
     s.audio.discard_to(turn.end if turn.end is not None else s.audio.end)
@@ -214,7 +212,7 @@ def commit_audio(
     elif create_response:
         answers.want(s, item_id, ResponseOptions())
     else:
-        answers.transcribe_only(s, committed)
+        hearing.transcribe_only(s, committed)
 
 
 # -- after a batch of frames, and timers ---------------------------------------------------------------------------------
@@ -233,9 +231,9 @@ def after_frames(s: SessionState) -> None:
             end_turn(s, turn)
         else:
             if s.overlap is not None:
-                evaluate_overlap(s)
+                interruption.evaluate(s)
             if s.turn is turn:
-                answers.stream_turn(s, turn, position)
+                hearing.stream_turn(s, turn, position)
     if s.commit_wait is not None and (endpointer is None or endpointer.position >= s.commit_wait.position):
         resolve_commit_wait(s)
 
@@ -248,121 +246,6 @@ def starve(s: SessionState) -> None:
     intake.void(s)
     turn.end = turn.end if turn.end is not None else s.audio.end
     end_turn(s, turn)
-
-
-# -- speech during an answer ---------------------------------------------------------------------------------------------
-
-
-def _speech_ms(s: SessionState, turn: UserTurn) -> int:
-    """How long the user has spoken, without the silence at the end."""
-    endpointer = s.detection.endpointer
-    end, silence_ms = turn.end, turn.silence_ms
-    if end is None:
-        end = s.audio.end if endpointer is None else s.frame_position(endpointer.position)
-        silence_ms = 0 if endpointer is None else endpointer.silence * FRAME_MS
-    return max(0, s.audio.ms(end - turn.onset) - silence_ms)
-
-
-def evaluate_overlap(s: SessionState, *, waited: bool = False, ended: bool = False) -> None:
-    """Decide on speech during an answer, if enough is known."""
-    overlap, turn = s.overlap, s.turn
-    if overlap is None or turn is None:
-        return
-    if not s.answering:
-        # The answer ended by itself: this is an ordinary turn now.
-        _release_hold(s)
-        announce(s, turn)
-        return
-    verdict = decide_overlap(
-        s.config,
-        partial=turn.partial,
-        speech_ms=_speech_ms(s, turn),
-        ended=ended,
-        waited=waited or s.now >= overlap.decide_at,
-        can_interrupt=s.capabilities.supports_barge_in,
-    )
-    _apply_verdict(s, overlap, turn, verdict)
-
-
-def _apply_verdict(s: SessionState, overlap: Overlap, turn: UserTurn, verdict: Verdict) -> None:
-    match verdict.action:
-        case "pending":
-            if verdict.reason == "acknowledgement" and not overlap.pending_reported:
-                overlap.pending_reported = True
-                _report(s, overlap, turn, verdict)
-        case "barge_in":
-            barge_in(s, overlap, turn, verdict)
-        case "listen":
-            _release_hold(s)
-            _report(s, overlap, turn, verdict)
-        case "drop":
-            _release_hold(s)
-            _report(s, overlap, turn, verdict)
-            drop_turn(s, turn)
-
-
-def _report(s: SessionState, overlap: Overlap, turn: UserTurn, verdict: Verdict) -> None:
-    s.emit(
-        OverlapDecided(
-            action=verdict.action,
-            reason=verdict.reason,
-            audio_start_ms=s.audio.ms(turn.onset),
-            response_id=overlap.response_id or None,
-        )
-    )
-
-
-def _release_hold(s: SessionState) -> None:
-    s.overlap = None
-    s.outbox.held = False
-    pacing.release(s)
-
-
-def barge_in(s: SessionState, overlap: Overlap, turn: UserTurn, verdict: Verdict) -> None:
-    """The user takes the turn."""
-    _report(s, overlap, turn, verdict)
-    s.overlap = None
-    s.outbox.held = False
-    announce(s, turn)
-    cancel.cancel(s, cancel.SPEECH, onset_at=overlap.onset_at)
-
-
-def _settle_overlap_at_end(s: SessionState, turn: UserTurn) -> bool:
-    """The speech is over and still undecided: decide now. False if the turn was dropped."""
-    evaluate_overlap(s, ended=True, waited=True)
-    if s.turn is not turn:
-        return False
-    if s.overlap is not None:
-        _release_hold(s)
-    return True
-
-
-def apply_hints(s: SessionState, item: AudioAppended) -> bool:
-    """Hints of the duplex dialect on an append; false if its audio is to be dropped."""
-    hint = item.overlap_hint
-    if hint is None and not item.force_barge_in:
-        return True
-    wants_barge_in = item.force_barge_in or hint in _BARGE_HINTS
-    if wants_barge_in and not s.capabilities.supports_barge_in:
-        s.error(ErrorCode.BARGE_IN_UNSUPPORTED, "This model cannot be interrupted.", event_id=item.event_id)
-        return True
-    if not s.answering:
-        return True
-    target = s.response or s.last_response
-    response_id = target.response_id if target is not None else None
-    if wants_barge_in:
-        s.emit(OverlapDecided(action="barge_in", reason="client_overlap_action", response_id=response_id))
-        s.overlap = None
-        s.outbox.held = False
-        cancel.cancel(s, cancel.SPEECH, onset_at=s.now)
-        return True
-    if hint in _DROP_HINTS:
-        s.emit(OverlapDecided(action="drop", reason="client_overlap_action", response_id=response_id))
-        if s.turn is None:
-            s.audio.discard_to(s.audio.end)
-        return False
-    s.emit(OverlapDecided(action="listen", reason="client_overlap_action", response_id=response_id))
-    return True
 
 
 # -- explicit commit -----------------------------------------------------------------------------------------------------
@@ -403,9 +286,9 @@ def resolve_commit_wait(s: SessionState) -> None:
         s.detection.reset = True
     if turn is not None:
         if turn.state == "provisional":
-            answers.drop_turn_request(s, turn)
+            hearing.drop_turn_request(s, turn)
         turn.end = None  # the client's word: everything up to here
-        if s.overlap is not None and not _settle_overlap_at_end(s, turn):
+        if s.overlap is not None and not interruption.settle_at_end(s, turn):
             return
         commit_turn(s, turn, create_response=wait.create_response)
         return

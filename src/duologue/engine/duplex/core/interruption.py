@@ -1,0 +1,130 @@
+"""Speech during an answer: held undecided, then the user takes the turn, or goes on listening.
+
+Rules kept here: while nothing is decided the pacer holds and the client hears nothing of it; the decision is reported, and
+only barging in announces the speech; what the client says about an append outranks the detector.
+"""
+
+from __future__ import annotations
+
+from duologue.engine.duplex.core import cancel, pacing, turns
+from duologue.engine.duplex.core.endpoint import FRAME_MS
+from duologue.engine.duplex.core.items import AudioAppended
+from duologue.engine.duplex.core.overlap import Overlap, Verdict, decide_overlap
+from duologue.engine.duplex.core.state import SessionState, UserTurn
+from duologue.engine.duplex.events import OverlapDecided
+from duologue.errors import ErrorCode
+
+_BARGE_HINTS = frozenset({"barge_in", "interrupt", "cancel"})
+_DROP_HINTS = frozenset({"drop", "ignore", "silence"})
+
+
+def _speech_ms(s: SessionState, turn: UserTurn) -> int:
+    """How long the user has spoken, without the silence at the end."""
+    endpointer = s.detection.endpointer
+    end, silence_ms = turn.end, turn.silence_ms
+    if end is None:
+        end = s.audio.end if endpointer is None else s.frame_position(endpointer.position)
+        silence_ms = 0 if endpointer is None else endpointer.silence * FRAME_MS
+    return max(0, s.audio.ms(end - turn.onset) - silence_ms)
+
+
+def evaluate(s: SessionState, *, waited: bool = False, ended: bool = False) -> None:
+    """Decide on speech during an answer, if enough is known."""
+    overlap, turn = s.overlap, s.turn
+    if overlap is None or turn is None:
+        return
+    if not s.answering:
+        # The answer ended by itself: this is an ordinary turn now.
+        _release_hold(s)
+        turns.announce(s, turn)
+        return
+    verdict = decide_overlap(
+        s.config,
+        partial=turn.partial,
+        speech_ms=_speech_ms(s, turn),
+        ended=ended,
+        waited=waited or s.now >= overlap.decide_at,
+        can_interrupt=s.capabilities.supports_barge_in,
+    )
+    _apply_verdict(s, overlap, turn, verdict)
+
+
+def _apply_verdict(s: SessionState, overlap: Overlap, turn: UserTurn, verdict: Verdict) -> None:
+    match verdict.action:
+        case "pending":
+            if verdict.reason == "acknowledgement" and not overlap.pending_reported:
+                overlap.pending_reported = True
+                _report(s, overlap, turn, verdict)
+        case "barge_in":
+            barge_in(s, overlap, turn, verdict)
+        case "listen":
+            _release_hold(s)
+            _report(s, overlap, turn, verdict)
+        case "drop":
+            _release_hold(s)
+            _report(s, overlap, turn, verdict)
+            turns.drop_turn(s, turn)
+
+
+def _report(s: SessionState, overlap: Overlap, turn: UserTurn, verdict: Verdict) -> None:
+    s.emit(
+        OverlapDecided(
+            action=verdict.action,
+            reason=verdict.reason,
+            audio_start_ms=s.audio.ms(turn.onset),
+            response_id=overlap.response_id or None,
+        )
+    )
+
+
+def _release_hold(s: SessionState) -> None:
+    s.overlap = None
+    s.outbox.held = False
+    pacing.release(s)
+
+
+def barge_in(s: SessionState, overlap: Overlap, turn: UserTurn, verdict: Verdict) -> None:
+    """The user takes the turn."""
+    _report(s, overlap, turn, verdict)
+    s.overlap = None
+    s.outbox.held = False
+    turns.announce(s, turn)
+    cancel.cancel(s, cancel.SPEECH, onset_at=overlap.onset_at)
+
+
+def settle_at_end(s: SessionState, turn: UserTurn) -> bool:
+    """The speech is over and still undecided: decide now. False if the turn was dropped."""
+    evaluate(s, ended=True, waited=True)
+    if s.turn is not turn:
+        return False
+    if s.overlap is not None:
+        _release_hold(s)
+    return True
+
+
+def apply_hints(s: SessionState, item: AudioAppended) -> bool:
+    """Hints of the duplex dialect on an append; false if its audio is to be dropped."""
+    hint = item.overlap_hint
+    if hint is None and not item.force_barge_in:
+        return True
+    wants_barge_in = item.force_barge_in or hint in _BARGE_HINTS
+    if wants_barge_in and not s.capabilities.supports_barge_in:
+        s.error(ErrorCode.BARGE_IN_UNSUPPORTED, "This model cannot be interrupted.", event_id=item.event_id)
+        return True
+    if not s.answering:
+        return True
+    target = s.response or s.last_response
+    response_id = target.response_id if target is not None else None
+    if wants_barge_in:
+        s.emit(OverlapDecided(action="barge_in", reason="client_overlap_action", response_id=response_id))
+        s.overlap = None
+        s.outbox.held = False
+        cancel.cancel(s, cancel.SPEECH, onset_at=s.now)
+        return True
+    if hint in _DROP_HINTS:
+        s.emit(OverlapDecided(action="drop", reason="client_overlap_action", response_id=response_id))
+        if s.turn is None:
+            s.audio.discard_to(s.audio.end)
+        return False
+    s.emit(OverlapDecided(action="listen", reason="client_overlap_action", response_id=response_id))
+    return True
