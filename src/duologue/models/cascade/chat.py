@@ -78,7 +78,7 @@ class Generator(Protocol):
         """Answer `messages`; blocks until done. One call per slot at a time; slots may run in parallel threads."""
         ...
 
-    def prefill(self, slot: int, messages: Sequence[ChatMessage]) -> int:
+    def prefill(self, slot: int, messages: Sequence[ChatMessage], *, cancelled: Callable[[], bool] = ...) -> int:
         """Make `messages` resident in `slot` ahead of an answer. Returns the tokens computed for it (0 if none)."""
         ...
 

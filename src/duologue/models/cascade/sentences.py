@@ -61,7 +61,13 @@ class Piece(msgspec.Struct, frozen=True):
 class SentenceSplitter:
     """Feed it deltas, get pieces. Not reusable after `finish`."""
 
-    def __init__(self, *, longest_chars: int = LONGEST_CHARS, first_clause_chars: int = FIRST_CLAUSE_CHARS) -> None:
+    def __init__(
+        self,
+        *,
+        longest_chars: int = LONGEST_CHARS,
+        first_clause_chars: int = FIRST_CLAUSE_CHARS,
+        first_longest_chars: int | None = None,
+    ) -> None:
         """`longest_chars` bounds every piece; the first may end at a clause from `first_clause_chars` on.
 
         Raises ValueError unless 0 < first_clause_chars <= longest_chars.
@@ -69,6 +75,8 @@ class SentenceSplitter:
         if not 0 < first_clause_chars <= longest_chars:
             raise ValueError(f"need 0 < first_clause_chars <= longest_chars, not {first_clause_chars}, {longest_chars}")
         self._longest = longest_chars
+        # Somebody waits for the first piece: it may be bounded more tightly than the ones that follow.
+        self._first_longest = longest_chars if first_longest_chars is None else first_longest_chars
         self._first_clause = first_clause_chars
         self._held = ""
         self._start = 0
@@ -85,6 +93,10 @@ class SentenceSplitter:
             pieces.append(self._take(len(self._held)))
         return pieces
 
+    @property
+    def _limit(self) -> int:
+        return self._longest if self._start else self._first_longest
+
     def _complete(self) -> Iterator[Piece]:
         while (cut := self._cut()) > 0:
             yield self._take(cut)
@@ -97,29 +109,29 @@ class SentenceSplitter:
 
     def _cut(self) -> int:
         """Length of the next piece, 0 if it is not complete yet."""
-        window = self._held[: self._longest + 1]
+        window = self._held[: self._limit + 1]
         ends = (match.end() for match in _END.finditer(window) if self._is_end(window, match))
         cuts = [next(ends, 0)]
         if self._start == 0:
             clauses = (match.end() for match in _CLAUSE.finditer(window))
-            cuts.append(next((end for end in clauses if self._first_clause <= end <= self._longest), 0))
+            cuts.append(next((end for end in clauses if self._first_clause <= end <= self._limit), 0))
         # The earlier of the two, because that is the one that a slower stream would have shown first.
         earliest = min((cut for cut in cuts if cut), default=0)
-        if earliest == 0 and len(self._held) > self._longest:
+        if earliest == 0 and len(self._held) > self._limit:
             return self._forced_cut(window)
         return earliest
 
     def _is_end(self, window: str, match: re.Match[str]) -> bool:
-        fits = match.end() <= self._longest and _SPEAKABLE.search(window, 0, match.end()) is not None
+        fits = match.end() <= self._limit and _SPEAKABLE.search(window, 0, match.end()) is not None
         return fits and _ends_sentence(window, match)
 
     def _forced_cut(self, window: str) -> int:
         """Where to cut a sentence that is too long: its last clause in the second half, last word, or anywhere."""
-        clauses = [m.end() for m in _CLAUSE.finditer(window) if self._longest // 2 < m.end() <= self._longest]
+        clauses = [m.end() for m in _CLAUSE.finditer(window) if self._limit // 2 < m.end() <= self._limit]
         if clauses:
             return clauses[-1]
-        words = [m.end() for m in _SPACE.finditer(window) if m.end() <= self._longest]
-        return words[-1] if words else self._longest
+        words = [m.end() for m in _SPACE.finditer(window) if m.end() <= self._limit]
+        return words[-1] if words else self._limit
 
 
 def _ends_sentence(text: str, match: re.Match[str]) -> bool:

@@ -33,6 +33,9 @@ from duologue.outputs import FinishReason as OutputFinish
 PROMPT_LOG = "DUOLOGUE_PROMPT_LOG"
 """Environment variable naming a file to which every prompt is appended as a JSON line. For debugging; off by default."""
 
+_IDLE_S = 1.0  # how long nobody must have worked before slots are warmed
+_FIRST_CLAUSE_CHARS = 24
+_FIRST_LONGEST_CHARS = 72  # about four seconds of speech: enough to play while the rest is made
 _LONGEST_PARTIAL_S = 12.0  # beyond this a guess costs more than it tells
 
 
@@ -110,6 +113,11 @@ class Slots:
                 self._slots[key] = slot
             return self._slots[key]
 
+    def used(self, slot: int) -> bool:
+        """Whether a conversation is resident in ``slot``."""
+        with self._lock:
+            return slot in self._slots.values()
+
 
 @dataclass(slots=True)
 class Asked:
@@ -148,7 +156,8 @@ class RespondStage(Stage[Asked]):
         log = os.environ.get(PROMPT_LOG)
         self._prompt_log = Path(log) if log else None
         self._log_lock = threading.Lock()
-        # One slot is warm when the stage says it is ready; the others follow while it already works.
+        self._work = _Work()
+        # One slot is warm when the stage says it is ready; the others follow whenever nobody waits for an answer.
         self._model.prefill(0, persona.prefix())
         threading.Thread(target=self._warm_up, name="warm-up", daemon=True).start()
 
@@ -162,8 +171,13 @@ class RespondStage(Stage[Asked]):
         return LanguageModel(path, slots=self._slot_count, context_tokens=self._context_tokens, threads=self._threads)
 
     def _warm_up(self) -> None:
+        """Compute what every conversation begins with into the other slots, giving way to real work at once."""
         for slot in range(1, self._slot_count):
-            self._model.prefill(slot, persona.prefix())
+            while not self._work.closed and not self._slots.used(slot):
+                if self._work.wait_idle(_IDLE_S):
+                    self._model.prefill(slot, persona.prefix(), cancelled=lambda: self._work.busy)
+                    if not self._work.busy:
+                        break
 
     def open(self, request: StageRequest) -> Asked:
         return Asked(request.prompt.session_key or request.request_id)
@@ -177,9 +191,11 @@ class RespondStage(Stage[Asked]):
         self._write_prompt(state.key, request, history)
         generation = _Generation(self._model, self._slots.take(state.key), request, control)
         budget = max(64, self._context_tokens - request.params.max_tokens - 320)
-        generation.start(persona.compose(instructions, fit_history(history, budget)))
+        messages = persona.compose(instructions, fit_history(history, budget))
         deltas = prompt.options.get("deltas") is True
-        yield from _pieces(request.request_id, generation, sentences=not deltas)
+        with self._work:
+            generation.start(messages)
+            yield from _pieces(request.request_id, generation, sentences=not deltas)
 
     def _write_prompt(self, key: str, request: StageRequest, history: Sequence[ChatMessage]) -> None:
         if self._prompt_log is None:
@@ -193,7 +209,42 @@ class RespondStage(Stage[Asked]):
             file.write(msgspec.json.encode(line) + b"\n")
 
     def shutdown(self) -> None:
+        self._work.close()
         self._model.close()
+
+
+class _Work:
+    """Whether anybody waits for an answer; a context for whoever does."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._running = 0
+        self.closed = False
+
+    @property
+    def busy(self) -> bool:
+        return self._running > 0 or self.closed
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._running += 1
+            self._changed.notify_all()
+
+    def __exit__(self, *exc: object) -> None:
+        with self._changed:
+            self._running -= 1
+            self._changed.notify_all()
+
+    def wait_idle(self, seconds: float) -> bool:
+        """Wait until nobody works, and then for ``seconds`` more; false if somebody began to."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._running == 0 or self.closed)
+            return not self._changed.wait_for(lambda: self.busy, timeout=seconds)
+
+    def close(self) -> None:
+        with self._changed:
+            self.closed = True
+            self._changed.notify_all()
 
 
 class _Generation:
@@ -266,7 +317,7 @@ class _Generation:
 
 def _pieces(request_id: str, generation: _Generation, *, sentences: bool) -> Iterator[RequestOutput]:
     """The generation as outputs; the last one ends the request."""
-    splitter = SentenceSplitter()
+    splitter = SentenceSplitter(first_clause_chars=_FIRST_CLAUSE_CHARS, first_longest_chars=_FIRST_LONGEST_CHARS)
     try:
         for item in generation:
             if isinstance(item, Completion):
