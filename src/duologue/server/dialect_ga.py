@@ -45,6 +45,8 @@ class GaDialect:
     def project(self, event: events.SessionEvent) -> Frames:
         """The frames of one event, in order; none if the dialect does not show it."""
         match event:
+            case events.ResponseAudio():  # first, since nearly every event is one
+                return self._responses.audio(event)
             case events.SessionCreated():
                 return self._created(event)
             case events.SessionUpdated():
@@ -81,8 +83,6 @@ class GaDialect:
                 return self._transcripts.project(event)
             case events.ResponseCreated():
                 return self._responses.created(event, self.config)
-            case events.ResponseAudio():
-                return self._responses.audio(event)
             case events.ResponseText():
                 return self._responses.text(event)
             case events.ResponseDone():

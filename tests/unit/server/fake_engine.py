@@ -174,15 +174,13 @@ class FakeEngine:
     def _act(self, session: FakeSession, command: commands.DuplexCommand) -> None:
         match command:
             case commands.UpdateSession():
-                session.config = merge(session.config, command.patch)
-                self.say(session.session_id, events.SessionUpdated(config=session.config))
+                self._update(session, command)
             case commands.AppendAudio():
                 self._append(session, len(command.audio))
             case commands.CommitAudio():
                 self._commit(session)
             case commands.ClearAudio():
-                session.input_bytes = 0
-                self.say(session.session_id, events.InputCleared())
+                self._clear(session)
             case commands.CancelResponse():
                 raise ClientFault(ErrorCode.RESPONSE_NOT_ACTIVE, "No response is in progress.")
             case commands.Heartbeat():
@@ -190,12 +188,23 @@ class FakeEngine:
             case commands.CloseSession():
                 self.say(session.session_id, events.SessionClosed(reason=command.reason))
             case commands.CreateResponse():
-                if self.auto_answer:
-                    self.say(session.session_id, *answer("resp_1", "item_1", metadata=dict(command.options.metadata)))
+                self._answer(session, command)
             case commands.DeleteItem() | commands.RetrieveItem():
                 raise ClientFault(ErrorCode.ITEM_NOT_FOUND, f"There is no item {command.item_id!r}.", param="item_id")
             case _:
                 pass
+
+    def _answer(self, session: FakeSession, command: commands.CreateResponse) -> None:
+        if self.auto_answer:
+            self.say(session.session_id, *answer("resp_1", "item_1", metadata=dict(command.options.metadata)))
+
+    def _update(self, session: FakeSession, command: commands.UpdateSession) -> None:
+        session.config = merge(session.config, command.patch)
+        self.say(session.session_id, events.SessionUpdated(config=session.config))
+
+    def _clear(self, session: FakeSession) -> None:
+        session.input_bytes = 0
+        self.say(session.session_id, events.InputCleared())
 
     def _append(self, session: FakeSession, size: int) -> None:
         if session.input_bytes + size > self._input_limit:
