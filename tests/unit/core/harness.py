@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from duologue.config.session import SemanticVad, ServerVad, SessionConfig
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
+from duologue.engine.duplex.commands import CommitAudio
 from duologue.engine.duplex.core import check
 from duologue.engine.duplex.core.effects import (
     AbortRequests,
@@ -71,7 +72,11 @@ CASCADE = ModelCapabilities(
 )
 PLAIN = ModelCapabilities(family="ephemeral", input_rate_hz=RATE, supports_text_turns=True)
 NATIVE = ModelCapabilities(
-    family="resident", supports_client_commit=False, unit_ms=80, chunk_period_ms=80, input_rate_hz=RATE,
+    family="resident",
+    supports_client_commit=False,
+    unit_ms=80,
+    chunk_period_ms=80,
+    input_rate_hz=RATE,
     max_silence_units=4,
 )
 
@@ -91,7 +96,7 @@ def scores(pcm: bytes) -> tuple[float, ...]:
     return tuple(0.9 if frame[1] & 0x40 or frame[511] & 0x40 else 0.01 for frame in frames)
 
 
-@dataclass
+@dataclass(repr=False)
 class World:
     """``auto`` answers detection, submission and configuration at once; ``takes`` lets the socket take output at once."""
 
@@ -114,6 +119,7 @@ class World:
     ended: list[EndSession] = field(default_factory=list)
     cleanups: list[CleanupSession] = field(default_factory=list)
     inbox: deque[Item] = field(default_factory=deque)
+    verdicts: deque[float] = field(default_factory=deque)
     busy: bool = False
 
     def __post_init__(self) -> None:
@@ -190,7 +196,8 @@ class World:
         """The shell's answer to ``effect``."""
         match effect:
             case Detect():
-                self.apply(SpeechScored(number=effect.number, probabilities=scores(effect.pcm)))
+                judged = tuple(self.verdicts.popleft() if self.verdicts else score for score in scores(effect.pcm))
+                self.apply(SpeechScored(number=effect.number, probabilities=judged))
             case ClassifyTurn():
                 self.apply(TurnClassified(number=effect.number, probability=self.complete))
             case JudgeConfig():
@@ -223,6 +230,27 @@ class World:
             self.advance(0.032 * len(piece))
             self.apply(AudioAppended(pcm=audio(piece)))
 
+    def hear(self, *probabilities: float) -> None:
+        """Append one quiet frame for each of these verdicts of the detector, in real time."""
+        for probability in probabilities:
+            self.verdicts.append(probability)
+            self.say(".")
+
+    def answer_all(self, *kinds: type[Effect]) -> None:
+        """Answer what is pending (of these kinds, or everything), and what comes of it, oldest first."""
+        while True:
+            effect = next((effect for effect in self.pending if not kinds or isinstance(effect, kinds)), None)
+            if effect is None:
+                return
+            self.pending.remove(effect)
+            self.answer(effect)
+
+    def take(self, kind: type[Effect]) -> Effect:
+        """The oldest pending effect of this kind, no longer pending."""
+        effect = next(effect for effect in self.pending if isinstance(effect, kind))
+        self.pending.remove(effect)
+        return effect
+
     def append(self, pcm: bytes, **fields: object) -> None:
         self.apply(AudioAppended(pcm=pcm, **fields))  # type: ignore[arg-type]
 
@@ -250,13 +278,20 @@ class World:
             )
         )
 
-    def reply(self, text: str = "Hello there.", ms: int = 1000, *, transcript: str | None = "hi", end: bool = True) -> None:
+    def reply(
+        self, text: str = "Hello there.", ms: int = 1000, *, transcript: str | None = "hi", end: bool = True
+    ) -> None:
         """A whole answer of the model."""
         if transcript is not None:
             self.speak(UserTranscript(text=transcript, final=True))
         self.speak(speech(text, ms))
         if end:
             self.speak(TurnEnded(), finished=True)
+
+    def send_turn(self, text: str = "Hello there.", ms: int = 1000, *, end: bool = True) -> None:
+        """Commit the audio that is buffered and answer it."""
+        self.send(CommitAudio(create_response=True))
+        self.reply(text, ms, end=end)
 
     def close(self) -> None:
         self.apply(CloseRequested(kind="closed", reason="test"))

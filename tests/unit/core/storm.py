@@ -87,8 +87,20 @@ class Storm:
             seed=f"s{seed}",
         )
         self.actions: tuple[Callable[[], None], ...] = (
-            self.say, self.say, self.say, self.answer, self.answer, self.model, self.model, self.model, self.wait,
-            self.command, self.command, self.take, self.noise, self.attachment,
+            self.say,
+            self.say,
+            self.say,
+            self.answer,
+            self.answer,
+            self.model,
+            self.model,
+            self.model,
+            self.wait,
+            self.command,
+            self.command,
+            self.take,
+            self.noise,
+            self.attachment,
         )
 
     def run(self, steps: int = 80) -> str:
@@ -105,7 +117,9 @@ class Storm:
 
     def say(self) -> None:
         rng = self.rng
-        script = "".join(rng.choice(("S" * rng.randint(1, 12), "." * rng.randint(1, 18))) for _ in range(rng.randint(1, 4)))
+        script = "".join(
+            rng.choice(("S" * rng.randint(1, 12), "." * rng.randint(1, 18))) for _ in range(rng.randint(1, 4))
+        )
         pcm = audio(script)
         cut = rng.randrange(0, len(pcm), 2)
         for piece in (pcm[:cut], pcm[cut:]):
@@ -157,7 +171,9 @@ class Storm:
                 return Speech(text="only text. ")
             case 5:
                 return Speech(
-                    text="marked text", audio=b"\1\0" * 4_800, rate_hz=24_000,
+                    text="marked text",
+                    audio=b"\1\0" * 4_800,
+                    rate_hz=24_000,
                     marks=(AudioMark(chars=6, end_ms=90), AudioMark(chars=3, end_ms=500)),
                 )
             case _:
@@ -189,7 +205,9 @@ class Storm:
                 c.DeleteItem(item_id=item_id),
                 c.RetrieveItem(item_id=item_id),
                 c.TruncateItem(item_id=item_id, audio_end_ms=ms, content_index=rng.choice((0, 0, 0, 1))),
-                c.AckPlayback(played_ms=ms, response_id=rng.choice((None, response_id)), item_id=rng.choice((None, item_id))),
+                c.AckPlayback(
+                    played_ms=ms, response_id=rng.choice((None, response_id)), item_id=rng.choice((None, item_id))
+                ),
                 c.Heartbeat(),
                 c.BargeIn(),
                 c.CancelInput(),
@@ -243,7 +261,9 @@ class Storm:
                 (
                     Attached(),
                     Detached(expected_generation=rng.choice((None, generation, generation + 1))),
-                    ResumeRequested(control_id=f"c{rng.randint(0, 3)}", expected_generation=generation - rng.randint(0, 1)),
+                    ResumeRequested(
+                        control_id=f"c{rng.randint(0, 3)}", expected_generation=generation - rng.randint(0, 1)
+                    ),
                 )
             )
         )

@@ -40,7 +40,9 @@ from tests.unit.core.harness import MANUAL, PLAIN, SEMANTIC, VAD, World, audio, 
 def test_spoken_turn_with_server_vad() -> None:
     world = World(VAD)
     world.say("." * 20 + "S" * 20 + "." * 16)
-    assert [type(e) for e in world.events if isinstance(e, SpeechStarted | SpeechStopped | InputCommitted | ResponseCreated)] == [
+    assert [
+        type(e) for e in world.events if isinstance(e, SpeechStarted | SpeechStopped | InputCommitted | ResponseCreated)
+    ] == [
         SpeechStarted,
         SpeechStopped,
         InputCommitted,

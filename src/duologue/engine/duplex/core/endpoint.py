@@ -1,7 +1,8 @@
 """Where speech begins and ends: probabilities of 32 ms frames in, edges out.
 
 Rules kept here: edges depend on the sequence of probabilities alone; confirmed speech resets the silence clock; a score
-between the two thresholds lets it run but cannot end anything; an onset that is still being confirmed delays an end.
+between the two thresholds lets it run but cannot end anything; an onset that is still being confirmed delays an end;
+a score that is not a number counts as silence.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Endpointer:
     silence: int = 0
     candidate: bool = False
     next_candidate: int = 0
+    idle: int = 0  # frames without speech since nobody speaks
 
     @property
     def release(self) -> float:
@@ -73,12 +75,13 @@ class Endpointer:
         at = self.position
         self.position += 1
         voiced = probability >= self.detection.threshold
-        quiet = probability < self.release
+        quiet = not probability >= self.release  # so that NaN is quiet
         if not self.speaking:
             return self._feed_idle(at, voiced, quiet)
         return self._feed_speaking(at, voiced, quiet)
 
     def _feed_idle(self, at: int, voiced: bool, quiet: bool) -> Edge | None:
+        self.idle = 0 if voiced else self.idle + 1
         if voiced:
             if self.run == 0:
                 self.run_start = at
@@ -131,4 +134,4 @@ class Endpointer:
     def reset_speech(self) -> None:
         """Nobody speaks: the next voiced frame starts an onset. The position runs on."""
         self.speaking = self.candidate = False
-        self.run = self.silence = 0
+        self.run = self.silence = self.idle = 0

@@ -19,6 +19,8 @@ _MAX_FRAMES = 64  # at most 2 s of audio in one detection request: a huge append
 _RECENT_BYTES = 8 * DETECTOR_RATE_HZ * 2  # what the turn classifier looks at
 _IDLE_KEEP_MS = 400  # beside the prefix: an onset may still be under confirmation in what arrived last
 _STARVATION_FACTOR = 2.0
+_SLOW_ONSET_FRAMES = 64  # how far back a hesitant onset may reach: 2 s
+_REST_FRAMES = 250  # after 8 s without speech the detector's memory holds nothing worth keeping
 
 
 def append_audio(s: SessionState, item: AudioAppended) -> None:
@@ -33,16 +35,21 @@ def append_audio(s: SessionState, item: AudioAppended) -> None:
         _refuse(s, item, held, limit)
         return
     s.input_refused = False
-    s.audio.append(item.pcm)
-    s.last_append_at = s.now
-    s.append_ms.append(len(item.pcm) * 500.0 / s.audio.rate_hz)
-    s.arrivals.append((s.audio.end, s.now))
+    pcm = item.pcm
+    detector_pcm = pcm if item.detector_pcm is None else item.detector_pcm
     if not interruption.apply_hints(s, item):
-        return
+        if s.detection.endpointer is None and not s.auto_responds:
+            return
+        # Time passed all the same: silence takes its place, or every later position would be early by its length.
+        pcm, detector_pcm = bytes(len(pcm)), bytes(len(detector_pcm))
+    s.audio.append(pcm)
+    s.last_append_at = s.now
+    s.append_ms.append(len(pcm) * 500.0 / s.audio.rate_hz)
+    s.arrivals.append((s.audio.end, s.now))
     if s.detection.endpointer is not None:
-        _buffer_for_detection(s, item.pcm if item.detector_pcm is None else item.detector_pcm)
+        _buffer_for_detection(s, detector_pcm)
         request_detection(s)
-    if s.resident_family and s.auto_responds:
+    if s.auto_responds:
         resident.feed(s)
 
 
@@ -77,6 +84,11 @@ def request_detection(s: SessionState) -> None:
     frames = min(len(detection.buffer) // FRAME_BYTES, _MAX_FRAMES)
     if frames == 0:
         return
+    endpointer = detection.endpointer
+    if not endpointer.speaking and endpointer.idle >= _REST_FRAMES:
+        # A recurrent detector drifts over a long stream; in long silence it may start afresh unnoticed.
+        detection.reset = True
+        endpointer.idle = 0
     pcm = bytes(detection.buffer[: frames * FRAME_BYTES])
     del detection.buffer[: frames * FRAME_BYTES]
     detection.numbers += 1
@@ -160,12 +172,14 @@ def _dispatch(s: SessionState, edge: Edge) -> None:
 def _trim(s: SessionState) -> None:
     """While nobody speaks, keep only what an onset may still reach back to."""
     detection = s.config.turn_detection
-    if s.turn is not None or s.detection.endpointer is None or detection is None or s.resident_family:
+    endpointer = s.detection.endpointer
+    if s.turn is not None or endpointer is None or detection is None or s.commit_wait is not None:
         return
-    if s.commit_wait is not None:
-        return
+    reach = endpointer.position
+    if endpointer.run:
+        reach = max(endpointer.run_start, reach - _SLOW_ONSET_FRAMES)
     keep = s.audio.samples(detection.prefix_padding_ms + detection.min_speech_ms + _IDLE_KEEP_MS)
-    s.audio.discard_to(s.frame_position(s.detection.endpointer.position) - keep)
+    s.audio.discard_to(s.frame_position(reach) - keep)
 
 
 def void(s: SessionState) -> None:

@@ -123,8 +123,6 @@ def apply_hints(s: SessionState, item: AudioAppended) -> bool:
         return True
     if hint in _DROP_HINTS:
         s.emit(OverlapDecided(action="drop", reason="client_overlap_action", response_id=response_id))
-        if s.turn is None:
-            s.audio.discard_to(s.audio.end)
         return False
     s.emit(OverlapDecided(action="listen", reason="client_overlap_action", response_id=response_id))
     return True

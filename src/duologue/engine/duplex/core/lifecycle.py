@@ -10,10 +10,10 @@ from duologue.config.session import SessionConfig, merge
 from duologue.engine.duplex.commands import ResponseOptions, SignalTurn, UpdateSession
 from duologue.engine.duplex.core import answers, cancel, hearing, intake, interruption, pacing, turns
 from duologue.engine.duplex.core.effects import AnswerControl, ApplyConfig, CleanupSession, EndSession, JudgeConfig
-from duologue.engine.duplex.core.endpoint import Endpointer
+from duologue.engine.duplex.core.endpoint import FRAME_SAMPLES, Endpointer
 from duologue.engine.duplex.core.history import Item
 from duologue.engine.duplex.core.items import CloseRequested, ConfigJudged, ResumeRequested, StageFailed
-from duologue.engine.duplex.core.state import SessionState
+from duologue.engine.duplex.core.state import DETECTOR_RATE_HZ, SessionState
 from duologue.engine.duplex.core.tables import SESSION, advance
 from duologue.engine.duplex.events import (
     InputTimedOut,
@@ -51,12 +51,19 @@ def apply_detection(s: SessionState, config: SessionConfig) -> None:
             s.overlap = None
             s.outbox.held = False
         return
-    if detection.endpointer is None:
+    endpointer = detection.endpointer
+    if endpointer is None:
         detection.endpointer = Endpointer(config.turn_detection)
-        detection.endpointer.position = s.audio.end * 16_000 // s.audio.rate_hz // 512
+        heard = s.audio.end * DETECTOR_RATE_HZ // s.audio.rate_hz
+        detection.endpointer.position = heard // FRAME_SAMPLES
+        detection.buffer[:] = bytes(heard % FRAME_SAMPLES * 2)  # frames lie where they would lie had it always been on
         detection.reset = True
-    else:
-        detection.endpointer.detection = config.turn_detection
+        return
+    same_kind = type(endpointer.detection) is type(config.turn_detection)
+    endpointer.detection = config.turn_detection
+    if not same_kind and detection.classify is not None:
+        detection.classify = None  # the question was asked under other rules
+        intake.drain(s)
 
 
 # -- session.update ------------------------------------------------------------------------------------------------------
