@@ -325,6 +325,7 @@ async def test_a_stale_failure_leaves_a_resident_session_alone(runtime: VirtualR
         state = state_of(world, request_id)
         client.send(CancelResponse())
         assert await world.engine._handle_forward_failure(request_id, 0, state, ValueError("late")) is True
+        await asyncio.sleep(0.1)
         assert client.terminals == []
         assert client.of(ErrorRaised) == []
 

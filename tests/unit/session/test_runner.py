@@ -19,6 +19,8 @@ from duologue.engine.duplex.commands import (
     InputItem,
 )
 from duologue.engine.duplex.contracts import DuplexFence
+from duologue.engine.duplex.core.effects import CleanupSession, Effect, Emit
+from duologue.engine.duplex.core.session import DuplexEngineSession
 from duologue.engine.duplex.events import (
     ErrorRaised,
     HeartbeatAcknowledged,
@@ -333,6 +335,7 @@ async def test_whoever_claims_the_terminal_is_the_only_one_to_send_it(runtime: V
     there.runner.mark_closed_emitted()
     there.runner.mark_closed_emitted()
     assert there.runner.closed_emitted is True
+    assert there.runner.session.phase == "closed"
     await there.runner.close("again")
     await there.runner.expire("again")
     assert there.of(SessionClosed) == there.of(SessionExpired) == []
@@ -341,6 +344,58 @@ async def test_whoever_claims_the_terminal_is_the_only_one_to_send_it(runtime: V
     there.runner.submit(Heartbeat())
     assert [type(event) for event in there.manager.events][-1] is SessionClosed
     assert len(there.of(SessionClosed)) == 1
+
+
+class Scripted:
+    """A session that says what it is told to."""
+
+    def __init__(self, real: DuplexEngineSession, effects: list[Effect] | Exception) -> None:
+        self._real = real
+        self._effects = effects
+
+    def step(self, item: object, now: float) -> list[Effect]:
+        del item, now
+        effects, self._effects = self._effects, []
+        if isinstance(effects, Exception):
+            raise effects
+        return effects
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._real, name)
+
+
+@virtual
+async def test_the_end_follows_every_effect_of_its_step(runtime: VirtualRuntime) -> None:
+    there = desk(runtime)
+    late = Emit(number=9, event=HeartbeatAcknowledged())
+    there.runner.session = Scripted(there.runner.session, [CleanupSession(request_ids=()), late])  # type: ignore[assignment]
+    there.runner.submit(Heartbeat())
+    assert there.manager.steps[-3:] == ["HeartbeatAcknowledged", "slot free", "ended"]
+
+
+@virtual
+async def test_a_broken_session_still_stops_what_it_was_submitting(runtime: VirtualRuntime) -> None:
+    there = desk(runtime)
+    withdrawn = []
+
+    async def stuck() -> None:
+        try:
+            await asyncio.sleep(3600.0)
+        finally:
+            withdrawn.append(len(there.port.cleaned))
+
+    there.port.on_submit = stuck
+    request_id = ask(there)
+    await asyncio.sleep(0.1)
+    there.runner.session = Scripted(there.runner.session, RuntimeError("broken"))  # type: ignore[assignment]
+    there.runner.submit(Heartbeat())
+    assert there.manager.ended == [("closed", "internal_error", ErrorCode.INTERNAL_ERROR)]
+    assert there.of(ResponseDone)[0].status == "failed"
+    there.runner.begin_close("closed", "internal_error", emit_terminal=False)
+    assert there.manager.steps[-1] != "ended"
+    await asyncio.sleep(0.1)
+    assert ((request_id,), True) in there.port.cleaned[withdrawn[0] :]
+    assert there.manager.steps[-2:] == ["slot free", "ended"]
 
 
 @virtual
