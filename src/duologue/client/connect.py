@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from duologue.client.fault import ConnectError, SessionEndedError
 from duologue.client.link import Link, ReconnectPolicy, Tap
-from duologue.client.session import ClientSession
+from duologue.client.session import CLOSE_TIMEOUT_S, ClientSession
 from duologue.client.socket import Opener, open_websocket
 from duologue.wire.decoder import Dialect
 from duologue.wire.objects import Session
@@ -53,6 +53,7 @@ async def connect(
     headers: Mapping[str, str] | None = None,
     reconnect: ReconnectPolicy | None = None,
     heartbeat_period_s: float = 30.0,
+    close_timeout_s: float = CLOSE_TIMEOUT_S,
     tap: Tap | None = None,
     opener: Opener = open_websocket,
     jitter: Callable[[], float] | None = None,
@@ -61,7 +62,8 @@ async def connect(
 
     `url`: ``ws://host:port`` (or http, or ``host:port``); the path is filled in. `session`: settings to start with.
     `dialect`: ``duplex`` (playback, resume, heartbeats) or ``ga`` (OpenAI's). `reconnect`: ``None`` is the default
-    policy; resuming needs the duplex dialect. `tap` sees every frame. `opener` and `jitter` are for tests.
+    policy; resuming needs the duplex dialect. `close_timeout_s`: how long leaving may wait for the server, once for the
+    close to be taken and once for the session's terminal. `tap` sees every frame. `opener` and `jitter` are for tests.
     """
     authorised = dict(headers or {})
     if api_key:
@@ -80,7 +82,7 @@ async def connect(
     )
     if jitter is not None:
         link.jitter = jitter
-    opened = ClientSession(link)
+    opened = ClientSession(link, close_timeout_s=close_timeout_s)
     try:
         await opened.wait_open(session)
         yield opened

@@ -62,7 +62,7 @@ MAX_WAITING_RESPONSES: Final = 8
 _APPEND_BYTES: Final = 1 << 20
 _REQUEST_TIMEOUT_S: Final = 10.0
 _OPEN_TIMEOUT_S: Final = 30.0
-_CLOSE_TIMEOUT_S: Final = 5.0
+CLOSE_TIMEOUT_S: Final = 5.0
 
 
 def _audio_weight(event: ServerEvent) -> int:
@@ -76,8 +76,9 @@ def _is_audio(event: ServerEvent) -> bool:
 class ClientSession:
     """An open session. Made by `duologue.client.connect`; all calls from the loop that opened it."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, *, close_timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         self._link = link
+        self._close_timeout_s = close_timeout_s
         self._events: Buffer[ServerEvent] = Buffer(
             max_entries=MAX_EVENTS, max_weight=MAX_EVENT_AUDIO_BYTES, weight=_audio_weight, droppable=_is_audio
         )
@@ -242,12 +243,12 @@ class ClientSession:
         return answer.item
 
     async def close(self, reason: str = "client_close") -> None:
-        """End the session; returns within about seven seconds, whatever the server does. May be repeated."""
+        """End the session; returns in bounded time, whatever the server does. May be repeated."""
         self._link.leave()
         if self._link.dialect == "duplex" and self._link.attached and self._link.ended is None:
             with contextlib.suppress(ClientError, TimeoutError):
-                await asyncio.wait_for(self._link.send(SessionClose(reason=reason)), _CLOSE_TIMEOUT_S)
-            await self._link.close(_CLOSE_TIMEOUT_S)
+                await asyncio.wait_for(self._link.send(SessionClose(reason=reason)), self._close_timeout_s)
+            await self._link.close(self._close_timeout_s)
         else:
             await self._link.close(0.0)
 
