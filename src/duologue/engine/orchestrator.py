@@ -263,9 +263,7 @@ class OrchestratorBase:
                 OutputMessage(request_id=state.request_id, stage_id=stage_id, output=output, finished=last)
             )
         submit_ts = state.stage_submit_ts.get(stage_id)
-        consumed = await self._intercept_stage_output(stage_id, replica_id, output, state, stats, submit_ts)
-        # Whoever looked at the output may have ended the request.
-        return consumed or not self._is_current(state)
+        return await self._intercept_stage_output(stage_id, replica_id, output, state, stats, submit_ts)
 
     def _is_current(self, state: OrchestratorRequestState) -> bool:
         return self.request_states.get(state.request_id) is state
@@ -274,7 +272,7 @@ class OrchestratorBase:
 
     async def _forward(self, state: OrchestratorRequestState, stage_id: int, output: RequestOutput) -> None:
         for edge in self.topology.edges[stage_id]:
-            if edge.target > state.final_stage_id or not self._is_current(state):
+            if edge.target > state.final_stage_id or not self._is_current(state):  # the interceptor may have ended it
                 continue
             try:
                 piece = hand_on(edge, state, output)
@@ -380,8 +378,6 @@ class OrchestratorBase:
             state = self.request_states.pop(request_id, None)
             if state is None:
                 continue
-            state.held.clear()
-            state.lane.clear()
             if state.running:
                 state.running = False
                 self._running_requests -= 1

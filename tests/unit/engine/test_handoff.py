@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import ClassVar
 
 import pytest
 
+from duologue.engine.messages import AbortRequest
+from duologue.engine.orchestrator import Orchestrator
+from duologue.engine.requests import OrchestratorRequestState
 from duologue.engine.stages.edge import NOTHING, Edge, EdgeInput, EdgeResult, Topology, pass_on
+from duologue.engine.stages.inproc import InprocClient
 from duologue.outputs import RequestOutput, StagePrompt, StageRequest
 from duologue.sim.loop import VirtualRuntime, virtual
 from tests.unit.engine.rig import Rig, StageSpec, running, said
@@ -181,6 +186,100 @@ async def test_a_stage_opened_ahead_that_gets_nothing_is_told_so(runtime: Virtua
         await asyncio.sleep(1)
         assert stages[1].ledger.finals("r") == [False, True]
         assert rig.endings() == {"r": 1}
+
+
+@virtual
+async def test_a_stage_opened_ahead_does_not_hide_an_empty_handoff(runtime: VirtualRuntime) -> None:
+    edges = [Edge(source=0, target=1, processor=lambda source: None, prewarm=True)]
+    async with running(Rig(runtime, [StageSpec(), StageSpec()], edges=edges, async_chunk=True)) as rig:
+        rig.add("r", "x")
+        await asyncio.sleep(1)
+        assert [error.code for error in rig.errors("r")] == ["empty_handoff"]
+        assert rig.leftovers() == {}
+
+
+@virtual
+async def test_a_last_stage_that_ends_early_stops_the_earlier_ones(runtime: VirtualRuntime) -> None:
+    def endless(request: StageRequest) -> list[RequestOutput | float]:
+        return [step for _ in range(100) for step in (0.1, said(request, "x", segment_finished=True))]
+
+    def enough(request: StageRequest) -> list[RequestOutput | float]:
+        return [said(request, "stop", finished=True)]
+
+    stages = [StageSpec(endless), StageSpec(enough)]
+    async with running(Rig(runtime, stages)) as rig:
+        rig.add("r", "x")
+        await asyncio.sleep(0.15)
+        assert rig.endings() == {"r": 1}
+        assert stages[0].ledger.closed["r"] == 1, "nobody is left to hear the first stage"
+        assert rig.leftovers() == {}
+
+
+class Congested(InprocClient):
+    """A replica whose socket is full: handing it a piece takes a while."""
+
+    async def submit(self, request: StageRequest) -> None:
+        await super().submit(request)
+        await asyncio.sleep(0.5)
+
+    async def update(self, request: StageRequest) -> None:
+        await super().update(request)
+        await asyncio.sleep(0.5)
+
+
+class Reporting(Orchestrator):
+    """Remembers what it was told of submissions."""
+
+    reported: ClassVar[list[str]] = []
+
+    def _on_stage_submitted(
+        self, stage_id: int, request_id: str, replica_id: int, req_state: OrchestratorRequestState
+    ) -> None:
+        self.reported.append(request_id)
+
+
+def congested(rig: Rig, stage_id: int) -> None:
+    spec = rig.stages[stage_id]
+    rig.orchestrator.stage_pools[stage_id]._make_client = lambda _id: Congested(spec.stage(), runtime=rig.runtime)
+
+
+@virtual
+async def test_pieces_keep_their_order_when_a_stage_takes_them_slowly(runtime: VirtualRuntime) -> None:
+    def hurried(request: StageRequest) -> list[RequestOutput | float]:
+        steps: list[RequestOutput | float] = []
+        for number in range(12):
+            steps += [0.1, said(request, f"{number} ", segment_finished=True)]
+        return [*steps, said(request, finished=True)]
+
+    rig = Rig(runtime, [StageSpec(hurried), StageSpec()])
+    congested(rig, 1)
+    async with running(rig):
+        rig.add("r", "x")
+        rig.add("other", "x")
+        await asyncio.sleep(0.25)
+        rig.orchestrator.set_paused("r", True)
+        await asyncio.sleep(0.6)
+        rig.orchestrator.set_paused("r", False)
+        await asyncio.sleep(60)
+        for name in ("r", "other"):
+            assert rig.stages[1].ledger.texts(name) == [*(f"{number} " for number in range(12)), ""]
+        assert rig.endings() == {"r": 1, "other": 1}
+
+
+@virtual
+async def test_a_submission_that_an_abort_overtook_is_not_reported(runtime: VirtualRuntime) -> None:
+    Reporting.reported.clear()
+    rig = Rig(runtime, [StageSpec(lambda request: [5.0])], kind=Reporting)
+    congested(rig, 0)
+    async with running(rig):
+        rig.add("gone", "x")
+        rig.add("here", "x")
+        await asyncio.sleep(0.1)
+        rig.orchestrator.post(AbortRequest(request_ids=("gone",)))
+        await asyncio.sleep(1)
+        assert Reporting.reported == ["here"]
+        assert rig.stages[0].ledger.opened["gone"] == rig.stages[0].ledger.closed["gone"]
+        assert rig.orchestrator.tables()["stage0.bindings"] == 1
 
 
 def test_edges_lead_forward_and_feed_a_stage_once() -> None:

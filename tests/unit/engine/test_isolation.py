@@ -293,6 +293,29 @@ async def test_a_shutdown_tells_every_running_request(runtime: VirtualRuntime) -
 
 
 @virtual
+async def test_background_tasks_and_extensions_end_in_order_on_a_shutdown(runtime: VirtualRuntime) -> None:
+    seen: list[str] = []
+
+    class Extended(Orchestrator):
+        def _background_tasks(self):  # type: ignore[no-untyped-def]
+            async def reap() -> None:
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    seen.append("background ended")
+
+            return [reap()]
+
+        async def _shutdown_extensions(self) -> None:
+            seen.append(f"extension ends, stage works: {self.stage_pools[0].stage_client is not None}")
+            raise RuntimeError("an extension must not keep the engine from stopping")
+
+    async with running(Rig(runtime, [StageSpec()], kind=Extended)):
+        await asyncio.sleep(5)
+    assert seen == ["background ended", "extension ends, stage works: True"]
+
+
+@virtual
 async def test_a_failed_background_task_ends_the_engine_and_says_so(runtime: VirtualRuntime) -> None:
     class Doomed(Orchestrator):
         def _background_tasks(self):  # type: ignore[no-untyped-def]

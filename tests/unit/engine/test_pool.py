@@ -219,6 +219,12 @@ async def test_a_submission_that_fails_leaves_no_binding(runtime: VirtualRuntime
         rig.add("r", "x")
         assert len(rig.errors("r")) == 1
         assert rig.leftovers() == {}
+        pool = rig.orchestrator.stage_pools[0]
+        state = OrchestratorRequestState("p", None, [], 0)
+        request = build_engine_core_request_from_tokens("p", StagePrompt(), SamplingParams(), None)
+        with pytest.raises(OSError, match="full"):
+            await pool.submit_initial("p", state, request)
+        assert (pool.binding_count, state.submitted) == (0, set())
 
 
 def test_a_prompt_longer_than_the_context_is_the_clients_fault() -> None:

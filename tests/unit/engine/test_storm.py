@@ -66,7 +66,7 @@ async def disturb(rig: Rig, chance: random.Random) -> None:
                 chance.choice(live).die(ConnectionError("storm"))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 100_000))
 def test_every_request_ends_once_and_nothing_is_left(seed: int) -> None:
     async def scenario(runtime: VirtualRuntime) -> None:
