@@ -202,6 +202,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         for index, source in zip(free, order, strict=True):
             self._ready[index] = handles[source]
 
+    def leap(self, by_s: float) -> None:
+        """The process stands still for `by_s`: what was due meanwhile runs late, all at once."""
+        self._now += by_s
+        self._turns = 0
+
     def settle(self) -> None:
         """Run what is ready now and what follows from it, without moving time."""
         self._settling = True
@@ -349,9 +354,14 @@ class VirtualRuntime(AsyncioRuntime):
         self.random = random.Random(f"world:{seed}")
         self.failed_tasks: list[tuple[str, BaseException]] = []
         self._entropy = random.Random(f"entropy:{seed}")
+        self._wall_shift_s = 0.0
 
     def wall(self) -> float:
-        return WALL_START_S + self.now() - START_S
+        return WALL_START_S + self.now() - START_S + self._wall_shift_s
+
+    def leap_wall(self, by_s: float) -> None:
+        """Somebody sets the wall clock, forth or back."""
+        self._wall_shift_s += by_s
 
     async def offload(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
         """Run `fn` inline, after one turn of the loop: others get in between, as with a real thread."""

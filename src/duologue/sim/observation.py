@@ -1,0 +1,122 @@
+"""What stages and the engine's outside could see in a run: the evidence that checkers judge.
+
+Rules kept here: nothing in here changes the system; what a stage made counts as made when its replica hands it to the
+engine, what it was fed counts when stage code gets it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from duologue.engine.duplex.contracts import DuplexFence
+from duologue.engine.duplex.events import SessionEvent
+from duologue.ids import parse_stage_request_id
+from duologue.outputs import RequestOutput, StagePrompt
+from duologue.sim.tape import cut
+from duologue.sim.trace import Trace
+
+
+class Fed(NamedTuple):
+    """One piece of input, as stage code got it."""
+
+    at: float
+    stage: int
+    request_id: str
+    client: str
+    prompt: StagePrompt
+
+
+class Made(NamedTuple):
+    """One output, as its replica handed it to the engine."""
+
+    at: float
+    stage: int
+    request_id: str
+    output: RequestOutput
+
+
+class Planned(NamedTuple):
+    """One append that the plugin was asked to plan; ``accepted`` when the stage took it."""
+
+    at: float
+    session_id: str
+    request_id: str
+    fence: DuplexFence
+    seq: int
+    turn_seq: int
+    audio: bytes
+    final: bool
+    silence: bool
+    accepted: bool
+
+
+class Told(NamedTuple):
+    """One event of a session as it left the engine."""
+
+    at: float
+    number: int
+    event: SessionEvent
+
+
+@dataclass(slots=True)
+class Admission:
+    """One attempt to open a session at the engine, and the slots held as its outside could count them."""
+
+    at: float
+    session_id: str
+    held: int
+    refused: str | None = None
+
+
+@dataclass(slots=True)
+class Observations:
+    """The evidence of one deployment."""
+
+    trace: Trace
+    prefix: str
+    key_of_session: dict[str, str] = field(default_factory=dict)
+    input: list[Fed] = field(default_factory=list)
+    output: list[Made] = field(default_factory=list)
+    planned: list[Planned] = field(default_factory=list)
+    told: dict[str, list[Told]] = field(default_factory=dict)
+    invalidated: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
+    admissions: list[Admission] = field(default_factory=list)
+    errands: dict[str, list[tuple[float, str, RequestOutput | None]]] = field(default_factory=dict)
+    answers: dict[str, int] = field(default_factory=dict)
+    control_sessions: dict[str, str] = field(default_factory=dict)  # of operations that open
+    samples: list[str] = field(default_factory=list)  # what was seen wrong while it ran
+    _offsets: dict[str, int] = field(default_factory=dict)
+
+    def client_of(self, request_id: str) -> str:
+        """Who a stage request works for: a client's name, or the errand's."""
+        parsed = parse_stage_request_id(request_id)
+        if parsed is None:
+            return request_id
+        return self.key_of_session.get(parsed.session_id, "?")
+
+    def next_audio(self, client: str, samples: int) -> bytes:
+        """Fresh audio for an answer to ``client``."""
+        offset = self._offsets.get(client, 0)
+        self._offsets[client] = offset + samples
+        return cut("answer", offset, samples)
+
+    def fed(self, fed: Fed) -> None:
+        """Stage code got a piece."""
+        self.input.append(fed)
+        prompt = fed.prompt
+        size = f"{len(prompt.audio)} bytes" if prompt.audio else repr(prompt.text)
+        self.trace.note(f"{self.prefix}{fed.stage}", "fed", f"{fed.client} {size}{' final' if prompt.final else ''}")
+
+    def made(self, stage: int, output: RequestOutput) -> None:
+        """A replica handed an output to the engine."""
+        made = Made(self.trace.now(), stage, output.request_id, output)
+        self.output.append(made)
+        end = " finished" if output.finished else ""
+        end = f" error {output.error.code}" if output.error is not None else end
+        text = f"{self.client_of(output.request_id)} {len(output.audio)} bytes {output.text!r}{end}"
+        self.trace.note(f"{self.prefix}{stage}", "made", text)
+
+    def event(self, session_id: str, number: int, event: SessionEvent) -> None:
+        """A session said something."""
+        self.told.setdefault(session_id, []).append(Told(self.trace.now(), number, event))

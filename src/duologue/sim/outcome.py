@@ -1,0 +1,98 @@
+"""Running a plan, and what came of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import msgspec
+
+from duologue.sim.loop import SimulationError, VirtualRuntime, run
+from duologue.sim.plan import Plan
+from duologue.sim.trace import Trace
+from duologue.sim.world import World
+
+LIMIT_S: Final = 3_600.0
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """Something that must not happen. ``rule`` is the number of the invariant, ``text`` says what was seen."""
+
+    rule: str
+    text: str
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one run. ``session_s``: virtual seconds of sessions that were open; ``cpu_s``: what it cost."""
+
+    seed: int
+    digest: str
+    violations: tuple[Violation, ...]
+    counts: dict[str, int]
+    session_s: float
+    cpu_s: float
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything was wrong."""
+        return bool(self.violations)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the logs of the system under test: faults are wanted here, and there are many."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def live(plan: Plan) -> tuple[World | None, list[Violation]]:
+    """Run a plan; the world as it ended, and what its own bookkeeping found wrong."""
+    worlds: list[World] = []
+    violations: list[Violation] = []
+
+    async def main(runtime: VirtualRuntime) -> None:
+        world = World(runtime, plan)
+        worlds.append(world)
+        await world.live()
+
+    with quiet():
+        try:
+            run(main, seed=plan.seed, limit_s=LIMIT_S, shuffle=plan.shuffle)
+        except SimulationError as fault:
+            violations.append(Violation(type(fault).__name__, str(fault)))
+        except Exception as fault:
+            violations.append(Violation("crash", f"{type(fault).__name__}: {fault}"))
+    world = worlds[0] if worlds else None
+    if world is not None:
+        violations += [_split(text) for text in world.left_over]
+        violations += [_split(text) for site in world.sites for text in site.seen.samples]
+    return world, violations
+
+
+def _split(text: str) -> Violation:
+    rule, _, rest = text.partition(": ")
+    return Violation(rule, rest)
+
+
+def simulate(plan: Plan) -> Outcome:
+    """Run a plan and judge it."""
+    begin = time.process_time()
+    world, violations = live(plan)
+    trace = world.trace if world is not None else Trace(lambda: 0.0)
+    counts: Counter[str] = trace.counts
+    return Outcome(
+        seed=plan.seed,
+        digest=trace.digest(),
+        violations=tuple(violations),
+        counts=dict(sorted(counts.items())),
+        session_s=0.0,
+        cpu_s=time.process_time() - begin,
+    )

@@ -1,0 +1,262 @@
+"""One run as data: who does what, and what goes wrong. A plan can be kept, cut down and run again.
+
+Rules kept here: a plan holds everything that differs between two runs; it is plain data that JSON can carry; times are
+milliseconds of virtual time, counted from the beginning of the run or of the step before.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Family = Literal["ephemeral", "resident"]
+Dialect = Literal["duplex", "ga"]
+Voice = Literal["plain", "ack"]
+Moment = Literal["open", "created", "audio", "done", "terminal", "updated"]
+Loss = Literal["reset", "partial", "half_open", "close"]
+Return = Literal["plain", "race", "old_token", "wrong_token", "ahead", "behind", "takeover"]
+AckStyle = Literal["prompt", "late", "wrong", "never"]
+Leave = Literal["close", "hang_up", "vanish", "stay"]
+Mishap = Literal["raise", "refuse", "slow", "hang", "lose", "double", "late", "foreign", "misfit"]
+
+
+class _Step(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    pass
+
+
+class Say(_Step, frozen=True, kw_only=True):
+    """Speak for ``loud_ms``, then be quiet for ``quiet_ms``, in appends of ``chunk_bytes``.
+
+    ``pace`` is percent of real time that passes per append: 100 as spoken, 0 all at once.
+    """
+
+    loud_ms: int = 600
+    quiet_ms: int = 700
+    chunk_bytes: int = 2560
+    pace: int = 100
+    voice: Voice = "plain"
+
+
+class Rest(_Step, frozen=True, kw_only=True):
+    """Do nothing, and send nothing."""
+
+    ms: int
+
+
+class Until(_Step, frozen=True, kw_only=True):
+    """Wait for the next event of a kind, but not longer than ``limit_ms``."""
+
+    moment: Moment
+    limit_ms: int = 5_000
+
+
+class Order(_Step, frozen=True, kw_only=True):
+    """Send one command, well-formed or not; ``pick`` chooses among its variants. See :mod:`duologue.sim.orders`."""
+
+    name: str
+    pick: int = 0
+
+
+class Lose(_Step, frozen=True, kw_only=True):
+    """Lose the connection."""
+
+    how: Loss
+
+
+class Resume(_Step, frozen=True, kw_only=True):
+    """Take the session up again, in one of several right or wrong ways."""
+
+    how: Return = "plain"
+
+
+class Deaf(_Step, frozen=True, kw_only=True):
+    """Stop reading from the socket for a while."""
+
+    ms: int
+
+
+class Stall(_Step, frozen=True, kw_only=True):
+    """Nothing gets through in either direction for a while; nothing is lost."""
+
+    ms: int
+
+
+class Kill(_Step, frozen=True, kw_only=True):
+    """The server's task of this connection is cancelled."""
+
+
+class Reopen(_Step, frozen=True, kw_only=True):
+    """If the session has ended, open another one at once."""
+
+
+Step = Say | Rest | Until | Order | Lose | Resume | Deaf | Stall | Kill | Reopen
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """A client's network: delays each way, how much may be unread, and how fast the client reads (0: at once)."""
+
+    delay_ms: int = 0
+    jitter_ms: int = 0
+    window_bytes: int = 32_768
+    read_bytes_per_s: int = 0
+
+
+class Choices(msgspec.Struct, frozen=True, kw_only=True):
+    """Session settings a client asks for when it opens."""
+
+    modality: Literal["audio", "text"] = "audio"
+    detection: Literal["server_vad", "semantic_vad"] | None = "server_vad"
+    silence_ms: int = 500
+    idle_ms: int | None = None
+    create_response: bool = True
+    interrupt: bool = True
+    input_format: str = "pcm16"
+    input_rate_hz: int = 16_000
+    output_format: str = "pcm16"
+    output_rate_hz: int = 24_000
+    playback: Literal["estimated", "ack_only", "commit_all_on_done"] = "estimated"
+    auto_response: bool = False
+    transcription: bool = True
+
+
+class HookFault(msgspec.Struct, frozen=True, kw_only=True):
+    """The ``nth`` call of a plugin hook (or edge) on behalf of a client raises, or returns nonsense (``misfit``)."""
+
+    hook: str
+    nth: int
+    how: Mishap = "raise"
+
+
+class WorkFault(msgspec.Struct, frozen=True, kw_only=True):
+    """A client's ``nth`` request at a stage goes wrong inside stage code."""
+
+    stage: int
+    nth: int
+    how: Mishap
+    ms: int = 0
+
+
+class Person(msgspec.Struct, frozen=True, kw_only=True):
+    """One client. ``voice`` and ``hands`` run side by side, each step after the one before."""
+
+    name: str
+    deployment: int = 0
+    library: bool = False
+    dialect: Dialect = "duplex"
+    arrives_ms: int = 0
+    choices: Choices = Choices()
+    link: Link = Link()
+    acks: AckStyle = "prompt"
+    event_acks: bool = True
+    truncates: bool = False  # when it hears that the user speaks, as stock clients do
+    voice: tuple[Step, ...] = ()
+    hands: tuple[Step, ...] = ()
+    leave: Leave = "close"
+    hooks: tuple[HookFault, ...] = ()
+    work: tuple[WorkFault, ...] = ()
+
+
+class Errand(msgspec.Struct, frozen=True, kw_only=True):
+    """An ordinary request beside the sessions. ``pieces`` more than one: a streaming one."""
+
+    name: str
+    deployment: int = 0
+    at_ms: int
+    pieces: int = 1
+    gap_ms: int = 50
+    text: str = "an errand"
+    abort_ms: int | None = None
+    entry: int = 0
+
+
+class ReplicaFault(msgspec.Struct, frozen=True, kw_only=True):
+    """The ``nth`` operation of a kind at any replica of a stage goes wrong between engine and replica."""
+
+    deployment: int = 0
+    stage: int = 0
+    operation: Literal["submit", "update", "abort", "output", "start", "close"]
+    nth: int
+    how: Mishap
+    ms: int = 0
+
+
+class Death(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica dies with everything that it ran."""
+
+    deployment: int = 0
+    stage: int = 0
+    replica: int = 0
+    at_ms: int
+
+
+class Leap(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole process stands still for ``by_ms``; or only the wall clock jumps by so much (may be negative)."""
+
+    at_ms: int
+    by_ms: int
+    wall: bool = False
+
+
+class Shutdown(msgspec.Struct, frozen=True, kw_only=True):
+    """The server drains and stops; ``crash``: the engine fails."""
+
+    deployment: int = 0
+    at_ms: int
+    crash: bool = False
+
+
+class Detector(msgspec.Struct, frozen=True, kw_only=True):
+    """``delay_ms`` per verdict; the request with a number in ``fails`` fails, ``judge_fails`` likewise."""
+
+    delay_ms: int = 0
+    fails: tuple[int, ...] = ()
+    judge_fails: tuple[int, ...] = ()
+
+
+class Deployment(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine with its server. Times of stage code are ranges that each request draws from."""
+
+    family: Family = "ephemeral"
+    replicas: int = 1
+    streams_input: bool = False
+    text_turns: bool = True
+    barge_in: bool = True
+    transcribes: bool = True
+    client_commit: bool = False
+    unit_ms: int = 80
+    silence_units: int = 64
+    think_ms: tuple[int, int] = (10, 60)
+    sentences: tuple[int, int] = (1, 3)
+    sentence_ms: tuple[int, int] = (120, 900)
+    chunk_ms: int = 100
+    transit_ms: int = 0
+    detector: Detector = Detector()
+    runtime: dict[str, int | float | None] = {}
+    limits: dict[str, int | float] = {}
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about one run. ``keeps`` names the features that the swarm switched on."""
+
+    seed: int
+    shuffle: bool = False
+    deployments: tuple[Deployment, ...] = (Deployment(),)
+    people: tuple[Person, ...] = ()
+    errands: tuple[Errand, ...] = ()
+    replica_faults: tuple[ReplicaFault, ...] = ()
+    deaths: tuple[Death, ...] = ()
+    leaps: tuple[Leap, ...] = ()
+    shutdowns: tuple[Shutdown, ...] = ()
+    witness: str = ""
+    keeps: tuple[str, ...] = ()
+
+
+def to_json(plan: Plan) -> bytes:
+    """The plan as JSON, without what is at its default."""
+    return msgspec.json.format(msgspec.json.encode(plan), indent=1)
+
+
+def from_json(text: bytes | str) -> Plan:
+    """The plan that :func:`to_json` wrote. Raises ``msgspec.ValidationError`` naming what is wrong."""
+    return msgspec.json.decode(text, type=Plan)

@@ -1,0 +1,288 @@
+"""One simulated deployment: the real engine and the real server over simulated stages, detector and sockets.
+
+Rules kept here: everything between the sockets and the stages is the code that runs in production; this module only builds
+it, listens at its borders, and starts and stops it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from duologue.config.session import SessionConfig
+from duologue.config.stage_config import DuplexSessionRuntimeConfig
+from duologue.engine.duplex.events import SessionClosed, SessionExpired
+from duologue.engine.duplex.messages import OpenSession, OutputInvalidated, SessionEventMessage
+from duologue.engine.duplex_orchestrator import DuplexOrchestrator
+from duologue.engine.messages import EngineQueueMessage, ErrorMessage, OutputMessage, ResultMessage, Shutdown
+from duologue.engine.stage_pool import StagePool
+from duologue.server.app import RealtimeServer
+from duologue.server.engine import EngineFront, EngineHealth, PoolHealth
+from duologue.server.hello import Access
+from duologue.server.metrics import ServerMetrics
+from duologue.server.models import ModelCard, ModelNames
+from duologue.server.registry import ConnectionLimits, SessionHub
+from duologue.server.transport import EXTENSION
+from duologue.sim.detector import SimDetection
+from duologue.sim.loop import VirtualRuntime
+from duologue.sim.network import Pipe
+from duologue.sim.observation import Admission, Observations
+from duologue.sim.plan import Deployment, Plan
+from duologue.sim.plugin import HookFaults, edges_for, plugin_for
+from duologue.sim.replica import ReplicaFaults, SimReplica
+from duologue.sim.stages import STAGES, StageDesk
+from duologue.sim.trace import Trace
+
+MODEL: Final = "sim"
+DRAIN_S: Final = 10.0
+
+
+def key_id(client: str) -> str:
+    """How the server calls the key of a client, which is the client's name."""
+    return hashlib.sha256(client.encode()).hexdigest()[:12]
+
+
+class Site:
+    """One engine with its server (see module docstring)."""
+
+    def __init__(self, runtime: VirtualRuntime, plan: Plan, index: int, trace: Trace) -> None:
+        self.plan: Deployment = plan.deployments[index]
+        self.runtime = runtime
+        self.trace = trace
+        self.seen = Observations(trace, prefix=f"d{index}.s")
+        self._keys = {key_id(person.name): person.name for person in plan.people}
+        people = [person for person in plan.people if person.deployment == index]
+        self.desk = StageDesk(plan.seed, self.plan, self.seen, {person.name: person.work for person in people})
+        self.hooks = HookFaults({person.name: person.hooks for person in people}, self.seen)
+        faults = [fault for fault in plan.replica_faults if fault.deployment == index]
+        stages = len(STAGES[self.plan.family])
+        self._replica_faults = [
+            ReplicaFaults(tuple(fault for fault in faults if fault.stage == stage)) for stage in range(stages)
+        ]
+        self.replicas: list[list[SimReplica]] = [[] for _ in range(stages)]
+        self.detection = SimDetection(self.plan.detector, runtime, trace)
+        self.config = DuplexSessionRuntimeConfig(**self.plan.runtime)  # type: ignore[arg-type]
+        self.limits = ConnectionLimits(**self.plan.limits)  # type: ignore[arg-type]
+        self.crash: Exception | None = None
+        self.stopped = False
+        self._life: asyncio.Task[None] | None = None
+        self._build()
+
+    def _build(self) -> None:
+        runtime, plan = self.runtime, self.plan
+        self.front = EngineFront(
+            runtime=runtime,
+            models=[ModelCard(id=MODEL)],
+            health=self._health,
+            control_timeout_s=self.config.control_timeout_s,
+        )
+        self.orchestrator = DuplexOrchestrator(
+            stage_pools=[self._pool(stage) for stage in range(len(self.replicas))],
+            edges=edges_for(plan, self.hooks),
+            output_async_queue=_Tap(self._output),
+            rpc_async_queue=_Tap(self._result),
+            runtime=runtime,
+            plugin=plugin_for(plan, self.hooks, self.seen),
+            duplex_session_config=self.config,
+            detection=self.detection,
+        )
+        self.front.attach(_Door(self._post))
+        self.hub = SessionHub(
+            defaults=SessionConfig(model=MODEL),
+            names=ModelNames(self.front.models()),
+            entropy=runtime.entropy,
+            subscribe=self._subscribe,
+            unsubscribe=self.front.unsubscribe,
+            limits=self.limits,
+        )
+        access = Access(tuple(self._keys.values()))
+        self.server = RealtimeServer(
+            engine=self.front, hub=self.hub, access=access, runtime=runtime, metrics=ServerMetrics()
+        )
+
+    def _pool(self, stage: int) -> StagePool:
+        def make_client(replica_id: int) -> SimReplica:
+            del replica_id
+            replica = SimReplica(stage, self.desk, self._replica_faults[stage], self.runtime, self.seen)
+            self.replicas[stage].append(replica)
+            return replica
+
+        return StagePool(stage_id=stage, make_client=make_client, runtime=self.runtime, replicas=self.plan.replicas)
+
+    # Borders
+
+    def _subscribe(self, session_id: str, sink: Callable[[SessionEventMessage | OutputInvalidated], None]) -> None:
+        attachment = self.hub.get(session_id)
+        if attachment is not None:
+            self.seen.key_of_session[session_id] = self._keys.get(attachment.key_id, "?")
+        self.front.subscribe(session_id, sink)
+
+    def _post(self, message: EngineQueueMessage) -> None:
+        if isinstance(message, OpenSession):
+            held = self.slots_held()
+            self.seen.admissions.append(Admission(self.trace.now(), message.session_id, held))
+            self.seen.control_sessions[message.control_id] = message.session_id
+        self.orchestrator.post(message)
+
+    def _output(self, message: EngineQueueMessage) -> None:
+        match message:
+            case SessionEventMessage():
+                self.seen.event(message.session_id, message.number, message.event)
+                if isinstance(message.event, SessionClosed | SessionExpired):
+                    self._ended(message.session_id)
+            case OutputInvalidated():
+                self.seen.invalidated.setdefault(message.session_id, []).append((self.trace.now(), message.response_id))
+            case OutputMessage():
+                self.seen.errands.setdefault(message.request_id, []).append(
+                    (self.trace.now(), "finished" if message.finished else "output", message.output)
+                )
+                return
+            case ErrorMessage():
+                self.seen.errands.setdefault(message.request_id, []).append((self.trace.now(), message.code, None))
+                return
+            case _:
+                pass
+        self.front.outputs.put_nowait(message)
+
+    def _ended(self, session_id: str) -> None:
+        """A terminal leaves: by now its slot must be free, unless it says otherwise."""
+        terminal = self.seen.told[session_id][-1].event
+        assert isinstance(terminal, SessionClosed | SessionExpired)
+        if terminal.slot_released and self.orchestrator.session_manager.runner(session_id) is not None:
+            self.seen.samples.append(f"B5: the terminal of {session_id} left while its slot was held")
+
+    def _result(self, message: EngineQueueMessage) -> None:
+        if isinstance(message, ResultMessage):
+            answers = self.seen.answers
+            answers[message.control_id] = answers.get(message.control_id, 0) + 1
+            session_id = self.seen.control_sessions.get(message.control_id)
+            if session_id is not None and message.error_code is not None:
+                for admission in self.seen.admissions:
+                    if admission.session_id == session_id:
+                        admission.refused = message.error_code
+        self.front.results.put_nowait(message)
+
+    def slots_held(self) -> int:
+        """Slots that the outside must count as held: admitted, and no terminal that freed them."""
+        health = self.orchestrator.session_manager.health()
+        held = health.limit - health.free
+        if held > health.limit:
+            self.seen.samples.append(f"B6: {held} slots are held, the limit is {health.limit}")
+        return held
+
+    # Life
+
+    async def start(self) -> None:
+        """Start the engine."""
+        await self.orchestrator.start()
+        self._life = self.runtime.spawn(self._run(), name="engine")
+        await asyncio.sleep(0)
+
+    async def _run(self) -> None:
+        try:
+            await self.orchestrator.run()
+        except _Crash:
+            pass
+        finally:
+            self.front.died()
+
+    def connect(self, pipe: Pipe, client: str, query: str) -> None:
+        """A client's connection reaches the server."""
+        scope = {
+            "type": "websocket",
+            "path": "/v1/realtime",
+            "raw_path": b"/v1/realtime",
+            "root_path": "",
+            "scheme": "ws",
+            "query_string": query.encode(),
+            "headers": [(b"authorization", f"Bearer {client}".encode())],
+            "subprotocols": [],
+            "server": ("sim", 80),
+            "client": ("sim", 1),
+            "extensions": {EXTENSION: pipe.server, "websocket.http.response": {}},
+        }
+        task = self.runtime.spawn(
+            self.server.app(scope, pipe.server.asgi_receive, pipe.server.asgi_send),
+            name=f"connection {pipe.name}",
+        )
+        pipe.task = task
+        task.add_done_callback(lambda _: pipe.over())
+
+    async def stop(self, *, crash: bool = False) -> None:
+        """Drain the server and stop the engine; with ``crash`` the engine fails first."""
+        if self.stopped:
+            return
+        self.stopped = True
+        if crash:
+            self.trace.count("site.crash")
+            self.orchestrator._life._fatal = _Crash()
+            self.orchestrator._shutdown_event.set()
+            await asyncio.sleep(1.0)
+        if not await self.server.drain(DRAIN_S):
+            self.trace.count("site.drain_late")
+            self.trace.note("world", "drain", "not in time")
+        self.orchestrator.post(Shutdown())
+        if self._life is not None:
+            await asyncio.wait([self._life])
+
+    def heal(self) -> None:
+        """From now on nothing goes wrong any more."""
+        self.desk.heal()
+        self.hooks.healed = True
+        self.detection.healed = True
+        for faults in self._replica_faults:
+            faults.healed = True
+        for replicas in self.replicas:
+            for replica in replicas:
+                replica.heal()
+
+    def tables(self) -> Mapping[str, int]:
+        """Sizes of everything that must be empty at quiescence, where it is not."""
+        manager = self.orchestrator.session_manager
+        sizes = {
+            **self.orchestrator.tables(),
+            "hub": len(self.hub.sessions),
+            "connections": self.server.connections,
+            "stage_states": self.desk.open_states,
+            "control": len(self.front._waiting),
+            "sinks": len(self.front._sinks),
+            "slots": manager.health().limit - manager.health().free,
+        }
+        return {name: size for name, size in sizes.items() if size}
+
+    def _health(self) -> EngineHealth:
+        slots = self.orchestrator.session_manager.health()
+        pools = tuple(
+            PoolHealth(name=stage.name, replicas=len(stage.replicas), available=len(stage.replicas))
+            for stage in self.orchestrator.health()
+        )
+        return EngineHealth(
+            alive=True,
+            pools=pools,
+            slots_limit=slots.limit,
+            slots_used=slots.limit - slots.free,
+            slots_quarantined=slots.quarantined,
+        )
+
+
+class _Crash(Exception):
+    """The engine fails as the plan says."""
+
+
+class _Tap:
+    """A queue that hands everything on at once."""
+
+    def __init__(self, take: Callable[[EngineQueueMessage], None]) -> None:
+        self._take = take
+
+    def put_nowait(self, message: EngineQueueMessage, /) -> None:
+        self._take(message)
+
+
+class _Door:
+    """The way into the engine."""
+
+    def __init__(self, post: Callable[[EngineQueueMessage], None]) -> None:
+        self.post = post

@@ -1,0 +1,164 @@
+"""The world of one run: sites, clients, errands and misfortunes on one virtual clock, from the first packet to silence.
+
+Rules kept here: faults stop at a certain point, and after it everything must come to rest within a bound; what is left over
+is a violation; the world itself leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Final
+
+from duologue.engine.messages import AbortRequest, AddRequest, StreamingUpdate
+from duologue.outputs import StagePrompt
+from duologue.sim.library import LibraryTalker
+from duologue.sim.loop import START_S, VirtualRuntime
+from duologue.sim.plan import Death, Errand, Leap, Person, Plan, Shutdown
+from duologue.sim.site import Site
+from duologue.sim.talker import Talker
+from duologue.sim.trace import Trace
+
+WORK_LIMIT_S: Final = 600.0
+REST_LIMIT_S: Final = 240.0
+POLL_S: Final = 0.5
+
+
+@dataclass(slots=True)
+class World:
+    """Everything of one run."""
+
+    runtime: VirtualRuntime
+    plan: Plan
+    trace: Trace = field(init=False)
+    sites: list[Site] = field(init=False)
+    talkers: list[Talker] = field(default_factory=list)
+    left_over: list[str] = field(default_factory=list)
+    healed_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.trace = Trace(lambda: self.runtime.now() - START_S)
+        self.sites = [Site(self.runtime, self.plan, index, self.trace) for index in range(len(self.plan.deployments))]
+
+    @property
+    def seed(self) -> int:
+        """What every die in this world is made of."""
+        return self.plan.seed
+
+    def site(self, index: int) -> Site:
+        """A deployment."""
+        return self.sites[index]
+
+    async def live(self) -> None:
+        """From the start of the engines to their end."""
+        for site in self.sites:
+            await site.start()
+        misfortunes = [self.runtime.spawn(coro, name="misfortune") for coro in self._misfortunes()]
+        errands = [self.runtime.spawn(self._run_errand(errand), name="errand") for errand in self.plan.errands]
+        self.talkers = [_talker(self, person) for person in self.plan.people]
+        work = [self.runtime.spawn(talker.run(), name=f"talker {talker.person.name}") for talker in self.talkers]
+        if work or errands:
+            _, late = await asyncio.wait([*work, *errands], timeout=WORK_LIMIT_S)
+            for task in late:
+                self.left_over.append(f"L1: {task.get_name()} did not end within {WORK_LIMIT_S:g} s")
+                task.cancel()
+        for task in misfortunes:
+            task.cancel()
+        await asyncio.gather(*misfortunes, *work, *errands, return_exceptions=True)
+        await self._come_to_rest()
+        for site in self.sites:
+            await site.stop()
+        await self._end_clients()
+        self._check_stopped()
+
+    async def _come_to_rest(self) -> None:
+        """Faults stop; who stayed is left alone; everything must become idle or close."""
+        for site in self.sites:
+            site.heal()
+        self.healed_at = self.runtime.now()
+        tables: dict[str, int] = {}
+        for _ in range(round(REST_LIMIT_S / POLL_S)):
+            if not (tables := self._tables()):
+                break
+            await asyncio.sleep(POLL_S)
+        self.trace.note("world", "rest", f"{self.runtime.now() - self.healed_at:.1f} s after the last fault")
+        for name, size in tables.items():
+            self.left_over.append(f"B11: {REST_LIMIT_S:g} s after the last fault {name} still holds {size}")
+
+    def _tables(self) -> dict[str, int]:
+        return {
+            f"d{index}.{name}": size for index, site in enumerate(self.sites) for name, size in site.tables().items()
+        }
+
+    async def _end_clients(self) -> None:
+        for talker in self.talkers:
+            await talker.end()
+
+    def _check_stopped(self) -> None:
+        for name, size in self._tables().items():
+            self.left_over.append(f"B11: after the stop {name} still holds {size}")
+
+    # What goes wrong
+
+    def _misfortunes(self) -> list[Coroutine[object, object, None]]:
+        plan = self.plan
+        return [
+            *(self._death(death) for death in plan.deaths),
+            *(self._leap(leap) for leap in plan.leaps),
+            *(self._shut_down(shutdown) for shutdown in plan.shutdowns),
+        ]
+
+    async def _death(self, death: Death) -> None:
+        await asyncio.sleep(death.at_ms / 1000)
+        alive = [replica for replica in self.sites[death.deployment].replicas[death.stage] if replica.healthy]
+        if alive:
+            self.trace.count("replica.death")
+            self.trace.note("world", "death", f"d{death.deployment} stage {death.stage}")
+            alive[death.replica % len(alive)].die("the plan killed this replica")
+
+    async def _leap(self, leap: Leap) -> None:
+        await asyncio.sleep(leap.at_ms / 1000)
+        self.trace.count("leap.wall" if leap.wall else "leap.stall")
+        self.trace.note("world", "leap", f"{leap.by_ms} ms")
+        if leap.wall:
+            self.runtime.leap_wall(leap.by_ms / 1000)
+        else:
+            self.runtime.loop.leap(leap.by_ms / 1000)
+
+    async def _shut_down(self, shutdown: Shutdown) -> None:
+        await asyncio.sleep(shutdown.at_ms / 1000)
+        self.trace.count("site.shutdown")
+        self.trace.note("world", "shutdown", f"d{shutdown.deployment}{' crash' if shutdown.crash else ''}")
+        # It must run to its end, whatever becomes of this task.
+        stop = self.runtime.spawn(self.sites[shutdown.deployment].stop(crash=shutdown.crash), name="stop")
+        await asyncio.shield(stop)
+
+    # Errands
+
+    async def _run_errand(self, errand: Errand) -> None:
+        await asyncio.sleep(errand.at_ms / 1000)
+        site = self.sites[errand.deployment]
+        post = site.orchestrator.post
+        last = errand.pieces - 1
+        prompt = StagePrompt(text=errand.text, final=last == 0)
+        self.trace.count("errand")
+        post(
+            AddRequest(request_id=errand.name, prompt=prompt, entry_stage_id=errand.entry, resumable=errand.pieces > 1)
+        )
+        if errand.abort_ms is not None:
+            await asyncio.sleep(errand.abort_ms / 1000)
+            post(AbortRequest(request_ids=(errand.name,), control_id=f"abort-{errand.name}"))
+        for index in range(1, errand.pieces):
+            await asyncio.sleep(errand.gap_ms / 1000)
+            piece = StagePrompt(text=f"{errand.text} {index}", final=index == last)
+            post(StreamingUpdate(request_id=errand.name, prompt=piece))
+        for _ in range(200):
+            said = site.seen.errands.get(errand.name, [])
+            if site.stopped or (said and said[-1][1] != "output"):
+                break
+            await asyncio.sleep(0.1)
+
+
+def _talker(world: World, person: Person) -> Talker:
+    return LibraryTalker(world, person) if person.library else Talker(world, person)
