@@ -28,7 +28,8 @@ def _noise(name: str) -> npt.NDArray[np.int32]:
 
 
 def _signed(noise: npt.NDArray[np.int32], base: int) -> npt.NDArray[np.int32]:
-    return np.where(noise & 0x8000, 1, -1) * ((noise & 0x7FF) + base)
+    signed: npt.NDArray[np.int32] = np.where(noise & 0x8000, 1, -1) * ((noise & 0x7FF) + base)
+    return signed
 
 
 @functools.cache
