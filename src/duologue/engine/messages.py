@@ -16,7 +16,8 @@ class EngineQueueMessage(msgspec.Struct, frozen=True, kw_only=True):
 class AddRequest(EngineQueueMessage, frozen=True, kw_only=True):
     """A turn-based request. ``sampling_params`` one per stage (empty: the stages' defaults).
 
-    ``final_stage_id`` ``None`` is the last stage; ``entry_stage_id`` > 0 bypasses earlier ones.
+    ``final_stage_id`` ``None`` is the last stage; ``entry_stage_id`` > 0 bypasses earlier ones. The outputs of
+    ``shown_stage_ids`` go to the client too, as far as the request passes these stages.
     """
 
     request_id: str
@@ -24,6 +25,7 @@ class AddRequest(EngineQueueMessage, frozen=True, kw_only=True):
     sampling_params: tuple[SamplingParams, ...] = ()
     entry_stage_id: int = 0
     final_stage_id: int | None = None
+    shown_stage_ids: tuple[int, ...] = ()
     resumable: bool = False
 
 

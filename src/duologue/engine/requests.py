@@ -179,7 +179,7 @@ def admit(message: AddRequest, topology: Topology, final_stages: frozenset[int])
         final_stage_id=final,
         entry_stage_id=message.entry_stage_id,
         streaming=RequestStreaming(enabled=message.resumable),
-        final_outputs=frozenset(reachable) & (final_stages | {final}),
+        final_outputs=frozenset(reachable) & (final_stages | {final} | frozenset(message.shown_stage_ids)),
     )
 
 

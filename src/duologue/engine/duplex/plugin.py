@@ -18,6 +18,8 @@ from duologue.engine.duplex.contracts import DuplexFence, DuplexOutputContext
 from duologue.engine.duplex.results import Decision
 from duologue.outputs import ChatMessage, RequestOutput, SamplingParams, StagePrompt
 
+Messages = tuple[ChatMessage, ...]
+
 
 class ModelCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a model can do, in so far as anybody acts on it.
@@ -144,10 +146,85 @@ class EdgePrompts(Protocol):
         ...
 
 
+class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer to a conversation, outside any session.
+
+    ``messages`` hold no system messages: their text is in ``instructions``. ``audio`` (PCM16 mono at ``rate_hz``, the
+    model's input rate) is what the user says last, after ``messages``; empty if that was text. ``None`` leaves a setting
+    to the model.
+    """
+
+    messages: Messages
+    instructions: str = ""
+    audio: bytes = b""
+    rate_hz: int = 0
+    modality: Literal["text", "audio"] = "text"
+    voice: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+class SpeechTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """A text to be read aloud."""
+
+    text: str
+    voice: str | None = None
+    speed: float = 1.0
+    instructions: str = ""
+
+
+class TranscriptionTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """Speech to be written down: PCM16 mono at ``rate_hz`` (the model's input rate), one utterance."""
+
+    audio: bytes
+    rate_hz: int
+    language: str | None = None
+    prompt: str = ""
+
+
+Turn = ChatTurn | SpeechTurn | TranscriptionTurn
+"""What an ordinary request asks for."""
+
+
+class TurnPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How an ordinary request goes through the stages.
+
+    ``pieces`` enter one after the other, each when the entry stage has finished the one before; only the last is
+    ``final``. ``sampling_params``: one per stage, or none. The outputs of ``final_stage_id`` are the answer; for a
+    transcription its last one holds the whole text. The last output of ``report_stage_id`` tells how the answer ended and
+    (as metadata ``prompt_tokens``, ``cached_tokens``, ``generated_tokens``) what it cost; ``None``: nobody tells.
+    ``language``: the code of the language that is recognised, where it is known.
+    """
+
+    pieces: tuple[StagePrompt, ...]
+    entry_stage_id: int
+    final_stage_id: int
+    sampling_params: tuple[SamplingParams, ...] = ()
+    report_stage_id: int | None = None
+    language: str = ""
+
+
+@runtime_checkable
+class TurnRequests(Protocol):
+    """A plugin whose pipeline also serves ordinary requests, beside sessions.
+
+    ``longest_utterance_ms``: longer recordings are cut in pauses, so that sessions never wait long for the stage.
+    """
+
+    longest_utterance_ms: int
+
+    def plan_turn(self, turn: Turn, defaults: Sequence[SamplingParams]) -> TurnPlan:
+        """Entry, end and input of a request. ``defaults`` has one entry per stage. Must not mutate anything.
+
+        Raises :class:`duologue.errors.ClientFault` for what the model cannot do; ``param`` is in OpenAI's terms.
+        """
+        ...
+
+
 class AcknowledgementWords(msgspec.Struct, frozen=True, kw_only=True):
     """Words with which a listener shows attention without taking the turn, per language."""
 
     words: Mapping[str, tuple[str, ...]]
-
-
-Messages = tuple[ChatMessage, ...]
