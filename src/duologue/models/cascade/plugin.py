@@ -17,14 +17,17 @@ from duologue.engine.duplex.plugin import (
     DuplexModelPlugin,
     DuplexModelSessionState,
     ModelCapabilities,
+    Turn,
+    TurnPlan,
 )
 from duologue.engine.duplex.results import Decision, Speech, TurnEnded, UserTranscript
 from duologue.errors import ClientFault, ErrorCode
+from duologue.models.cascade import turns
 from duologue.models.cascade.edges import RECOGNISE, RESPOND, SPEAK
 from duologue.outputs import ChatMessage, RequestOutput, SamplingParams, StagePrompt
 
 VOICES = ("default", "hibari")
-LANGUAGE = "en"
+LANGUAGE = turns.LANGUAGE
 _FORWARD = Decision(forward=True)
 
 
@@ -41,6 +44,7 @@ class CascadePlugin(DuplexModelPlugin):
         transcribes_input=True,
         fixed_voice_after_audio=False,
     )
+    longest_utterance_ms = turns.LONGEST_UTTERANCE_MS
 
     def create_session_state(self, config: SessionConfig) -> DuplexModelSessionState:
         del config
@@ -76,6 +80,9 @@ class CascadePlugin(DuplexModelPlugin):
             options={"instructions": request.instructions, "deltas": text_only},
         )
         return AppendPlan(prompt=prompt, final_stage_id=final_stage_id)
+
+    def plan_turn(self, turn: Turn, defaults: Sequence[SamplingParams]) -> TurnPlan:
+        return turns.plan(turn, defaults)
 
     def decide(
         self, state: DuplexModelSessionState, stage_id: int, output: RequestOutput, context: DuplexOutputContext

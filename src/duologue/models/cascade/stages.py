@@ -113,6 +113,11 @@ class Slots:
                 self._slots[key] = slot
             return self._slots[key]
 
+    def free(self, key: str) -> None:
+        """The conversation of ``key`` will not go on: its slot is the next to be taken."""
+        with self._lock:
+            self._slots.pop(key, None)
+
     def used(self, slot: int) -> bool:
         """Whether a conversation is resident in ``slot``."""
         with self._lock:
@@ -121,9 +126,10 @@ class Slots:
 
 @dataclass(slots=True)
 class Asked:
-    """One request of the language model."""
+    """One request of the language model. ``alone``: of no session, so its conversation need not stay resident."""
 
     key: str
+    alone: bool
 
 
 class RespondStage(Stage[Asked]):
@@ -180,7 +186,12 @@ class RespondStage(Stage[Asked]):
                         break
 
     def open(self, request: StageRequest) -> Asked:
-        return Asked(request.prompt.session_key or request.request_id)
+        key = request.prompt.session_key
+        return Asked(key or request.request_id, alone=not key)
+
+    def close(self, state: Asked) -> None:
+        if state.alone:
+            self._slots.free(state.key)
 
     def process(self, state: Asked, request: StageRequest, control: StageControl) -> Iterator[RequestOutput]:
         prompt = request.prompt

@@ -13,15 +13,18 @@ from duologue.engine.duplex.plugin import (
     DuplexModelPlugin,
     DuplexModelSessionState,
     ModelCapabilities,
+    Turn,
+    TurnPlan,
 )
 from duologue.engine.duplex.results import Decision, Speech, TurnEnded, UserTranscript
 from duologue.engine.stages.edge import NOTHING, Edge, EdgeInput, EdgeResult
 from duologue.errors import ClientFault, ErrorCode
+from duologue.models.scripted import turns
 from duologue.models.scripted.script import Script
 from duologue.models.scripted.stages import ANSWER, OUTPUT_RATE_HZ, RECOGNISE, SPEAK
 from duologue.outputs import ChatMessage, RequestOutput, SamplingParams, StagePrompt
 
-REFUSED_VOICE = "refused"
+REFUSED_VOICE = turns.REFUSED_VOICE
 """The one voice that a scripted model does not have."""
 
 
@@ -37,6 +40,7 @@ class ScriptedPlugin(DuplexModelPlugin):
     """Model policy of the scripted pipeline."""
 
     plugin_id = "scripted"
+    longest_utterance_ms = turns.LONGEST_UTTERANCE_MS
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -78,6 +82,9 @@ class ScriptedPlugin(DuplexModelPlugin):
             session_key=request.session_id,
         )
         return AppendPlan(prompt=prompt, final_stage_id=final_stage_id)
+
+    def plan_turn(self, turn: Turn, defaults: Sequence[SamplingParams]) -> TurnPlan:
+        return turns.plan(turn, defaults)
 
     def commit_append(self, state: DuplexModelSessionState, request: AppendPlanRequest) -> None:
         del request
