@@ -9,7 +9,7 @@ Rules kept here:
 * a session message is handled on the spot; any other is an ordinary request's;
 * output of a request whose session is gone or closing is swallowed: nothing of it is forwarded or reaches a client;
 * a session hears of a failure before the request is cleaned up, so that its client hears why before it hears the end;
-* a submission whose request was dropped meanwhile leaves nothing behind: it is stopped again and writes no state.
+* a submission whose request was dropped meanwhile leaves nothing behind and writes no state.
 """
 
 from __future__ import annotations
@@ -298,7 +298,6 @@ class DuplexOrchestrator(Orchestrator, DuplexStagePort):
         else:
             replica_id = await pool.submit_initial(request_id, request_state, request, prompt_text=None)
         if self.request_states.get(request_id) is not request_state:
-            await pool.abort([request_id])
             raise RuntimeError(f"duplex request {request_id} was dropped while it was being submitted")
         if (
             self.async_chunk

@@ -228,9 +228,15 @@ async def test_a_failing_scorer_answers_everybody_and_closed_streams_are_not_ans
     await asyncio.sleep(0.01)
     assert [type(answer) for answer in answers] == [RuntimeError]
     scorer.fail = False
+    third = service.open_stream()
     first.score(bytes(1024), reset=True, answer=answers.append)
+    third.score(bytes(1024), reset=True, answer=answers.append)
+    await asyncio.sleep(0)
+    assert scorer.batches == [[1]], "the call is under way"
+    third.close()
     await asyncio.sleep(0.01)
-    assert answers[-1] == (0.0,)
+    assert scorer.batches == [[1], [1, 1]]
+    assert answers[1:] == [(0.0,)]
 
 
 @virtual

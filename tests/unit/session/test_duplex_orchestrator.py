@@ -172,7 +172,7 @@ async def test_a_submission_says_where_it_went_and_under_which_fence(runtime: Vi
 
 @virtual
 async def test_a_request_dropped_during_its_submission_leaves_nothing(runtime: VirtualRuntime) -> None:
-    pipeline = ephemeral_pipeline(runtime)
+    pipeline = ephemeral_pipeline(runtime, Script(recognise_s=3600.0))
     async with engine(runtime, pipeline) as world:
         replica = pipeline.clients[0][0]
         submit = replica.submit
@@ -191,7 +191,8 @@ async def test_a_request_dropped_during_its_submission_leaves_nothing(runtime: V
             await task
         assert world.engine.request_states == {}
         assert world.engine.tables()["running_requests"] == 0
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.001)
+        assert pipeline.open_states == 0, "the stage got it after it was told to stop"
 
 
 @virtual
@@ -300,6 +301,29 @@ async def test_a_failure_to_forward_is_told_before_the_request_is_cleaned(runtim
         plain = OrchestratorRequestState(request_id="p", prompt=None, sampling_params_list=[], final_stage_id=2)
         assert await world.engine._handle_forward_failure("p", 1, plain, ValueError("x")) is False
         assert await world.engine._handle_forward_failure(request_id, 2, state, ValueError("x")) is True
+
+
+@virtual
+async def test_a_failed_request_that_its_ephemeral_session_does_not_know_ends_nobody(runtime: VirtualRuntime) -> None:
+    async with engine(runtime, ephemeral_pipeline(runtime)) as world:
+        client = world.open(MANUAL)
+        world.engine.ensure_request(context("r1"))
+        assert await world.engine._handle_forward_failure("r1", 0, state_of(world, "r1"), ValueError("x")) is True
+        await asyncio.sleep(0.1)
+        assert client.terminals == []
+        assert world.engine.request_states == {}
+
+
+@virtual
+async def test_a_cleanup_with_owners_ends_their_sessions_once_it_is_done(runtime: VirtualRuntime) -> None:
+    async with engine(runtime, resident_pipeline(runtime)) as world:
+        client = world.open()
+        client.append(tone(400, rate_hz=RATE_HZ))
+        (request_id,) = world.engine.request_states
+        await world.engine._cleanup_request_ids([request_id, request_id], abort=True, release_owners=True)
+        expired = client.of(SessionExpired)[0]
+        assert (expired.reason, expired.slot_released) == ("request_cleanup", True)
+        assert world.everything() == {}
 
 
 @virtual

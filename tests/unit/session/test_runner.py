@@ -107,6 +107,7 @@ def test_a_cancel_withdraws_the_submission_in_flight_and_stops_it_afterwards(del
             try:
                 await asyncio.sleep(3600.0)
             finally:
+                await asyncio.sleep(0.005)
                 withdrawn.append(len(there.port.cleaned))
 
         there.port.on_submit = stuck
@@ -382,6 +383,7 @@ async def test_a_broken_session_still_stops_what_it_was_submitting(runtime: Virt
         try:
             await asyncio.sleep(3600.0)
         finally:
+            await asyncio.sleep(0.005)
             withdrawn.append(len(there.port.cleaned))
 
     there.port.on_submit = stuck

@@ -55,11 +55,15 @@ class _Submission:
     task: asyncio.Task[None] | None = None
     timer: TimerHandle | None = None
     error: Exception | None = None
+    running: bool = False
     stopped: bool = False
     timed_out: bool = False
 
     async def run(self) -> None:
         """Wait for the port; what it raises is an answer, not a failure of this task."""
+        self.running = True
+        if self.stopped and self.task is not None:
+            self.task.cancel()
         try:
             await self.rest
         except Exception as exc:
@@ -68,14 +72,14 @@ class _Submission:
     def stop(self) -> None:
         """The session does not want it any more."""
         self.stopped = True
-        if self.task is not None:
+        # Before its first step a task can only be thrown away, and the port would not see that it was cancelled.
+        if self.running and self.task is not None:
             self.task.cancel()
 
     def give_up(self) -> None:
         """It took too long."""
         self.timed_out = True
-        if self.task is not None:
-            self.task.cancel()
+        self.stop()
 
 
 class ModelChannel:
@@ -246,13 +250,11 @@ class ModelChannel:
         if waiting.timer is not None:
             waiting.timer.cancel()
         cancelled = waiting.task is not None and waiting.task.cancelled()
-        if waiting.stopped:
+        if waiting.stopped or cancelled:
             # The stage may have taken it after it was told to stop.
-            self.abort((effect.request_id,))
-        if cancelled or waiting.stopped:
-            self._refuse(effect, *self._why_cancelled(waiting))
-            if effect.first and not waiting.stopped:
+            if effect.first or not waiting.timed_out:
                 self.abort((effect.request_id,))
+            self._refuse(effect, *self._why_cancelled(waiting))
         elif waiting.error is not None:
             self._refuse_with(effect, waiting.error)
         else:
@@ -312,8 +314,10 @@ class ModelChannel:
             self.retry()
 
     def stop(self) -> None:
-        """The engine stops: no cleaning is begun any more."""
+        """The engine stops: nothing is submitted to its end, and no cleaning is begun any more."""
         self._stopped = True
+        if self._in_flight is not None:
+            self._in_flight.stop()
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Someone else cleaned these requests."""

@@ -295,9 +295,9 @@ class DuplexSessionRunner:
         self.run.closing = True
         self.dispose()
         self.model.stop()
-        pending = self.tasks.all()
-        for task in pending:
+        for task in self.tasks.background:
             task.cancel()
+        pending = self.tasks.all()
         if pending:
             # Never ask a task for its exception here: a cancelled one raises, and the steps after would not run.
             await asyncio.wait(pending)
