@@ -332,6 +332,9 @@ class StagePool:
             request_state.submitted.discard(self.stage_id)
             await self.abort([request_id])
             raise
+        if self._bindings.get(request_id) is not replica:
+            # Aborted while it was on its way: the replica may have had it only after it was told to stop.
+            await replica.client.abort([request_id])
         return replica.replica_id
 
     async def submit_update(
