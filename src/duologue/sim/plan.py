@@ -21,11 +21,11 @@ Leave = Literal["close", "hang_up", "vanish", "stay"]
 Mishap = Literal["raise", "refuse", "slow", "hang", "lose", "double", "late", "foreign", "misfit"]
 
 
-class _Step(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class _Step(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     pass
 
 
-class Say(_Step, frozen=True, kw_only=True):
+class Say(_Step, frozen=True, kw_only=True, omit_defaults=True):
     """Speak for ``loud_ms``, then be quiet for ``quiet_ms``, in appends of ``chunk_bytes``.
 
     ``pace`` is percent of real time that passes per append: 100 as spoken, 0 all at once.
@@ -38,62 +38,62 @@ class Say(_Step, frozen=True, kw_only=True):
     voice: Voice = "plain"
 
 
-class Rest(_Step, frozen=True, kw_only=True):
+class Rest(_Step, frozen=True, kw_only=True, omit_defaults=True):
     """Do nothing, and send nothing."""
 
     ms: int
 
 
-class Until(_Step, frozen=True, kw_only=True):
+class Until(_Step, frozen=True, kw_only=True, omit_defaults=True):
     """Wait for the next event of a kind, but not longer than ``limit_ms``."""
 
     moment: Moment
     limit_ms: int = 5_000
 
 
-class Order(_Step, frozen=True, kw_only=True):
+class Order(_Step, frozen=True, kw_only=True, omit_defaults=True):
     """Send one command, well-formed or not; ``pick`` chooses among its variants. See :mod:`duologue.sim.orders`."""
 
     name: str
     pick: int = 0
 
 
-class Lose(_Step, frozen=True, kw_only=True):
+class Lose(_Step, frozen=True, kw_only=True, omit_defaults=True):
     """Lose the connection."""
 
     how: Loss
 
 
-class Resume(_Step, frozen=True, kw_only=True):
+class Resume(_Step, frozen=True, kw_only=True, omit_defaults=True):
     """Take the session up again, in one of several right or wrong ways."""
 
     how: Return = "plain"
 
 
-class Deaf(_Step, frozen=True, kw_only=True):
+class Deaf(_Step, frozen=True, kw_only=True, omit_defaults=True):
     """Stop reading from the socket for a while."""
 
     ms: int
 
 
-class Stall(_Step, frozen=True, kw_only=True):
+class Stall(_Step, frozen=True, kw_only=True, omit_defaults=True):
     """Nothing gets through in either direction for a while; nothing is lost."""
 
     ms: int
 
 
-class Kill(_Step, frozen=True, kw_only=True):
+class Kill(_Step, frozen=True, kw_only=True, omit_defaults=True):
     """The server's task of this connection is cancelled."""
 
 
-class Reopen(_Step, frozen=True, kw_only=True):
+class Reopen(_Step, frozen=True, kw_only=True, omit_defaults=True):
     """If the session has ended, open another one at once."""
 
 
 Step = Say | Rest | Until | Order | Lose | Resume | Deaf | Stall | Kill | Reopen
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
+class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A client's network: delays each way, how much may be unread, and how fast the client reads (0: at once)."""
 
     delay_ms: int = 0
@@ -102,7 +102,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     read_bytes_per_s: int = 0
 
 
-class Choices(msgspec.Struct, frozen=True, kw_only=True):
+class Choices(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Session settings a client asks for when it opens."""
 
     modality: Literal["audio", "text"] = "audio"
@@ -120,7 +120,7 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
     transcription: bool = True
 
 
-class HookFault(msgspec.Struct, frozen=True, kw_only=True):
+class HookFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The ``nth`` call of a plugin hook (or edge) on behalf of a client raises, or returns nonsense (``misfit``)."""
 
     hook: str
@@ -128,7 +128,7 @@ class HookFault(msgspec.Struct, frozen=True, kw_only=True):
     how: Mishap = "raise"
 
 
-class WorkFault(msgspec.Struct, frozen=True, kw_only=True):
+class WorkFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A client's ``nth`` request at a stage goes wrong inside stage code."""
 
     stage: int
@@ -137,7 +137,7 @@ class WorkFault(msgspec.Struct, frozen=True, kw_only=True):
     ms: int = 0
 
 
-class Person(msgspec.Struct, frozen=True, kw_only=True):
+class Person(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One client. ``voice`` and ``hands`` run side by side, each step after the one before."""
 
     name: str
@@ -157,7 +157,7 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
     work: tuple[WorkFault, ...] = ()
 
 
-class Errand(msgspec.Struct, frozen=True, kw_only=True):
+class Errand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An ordinary request beside the sessions. ``pieces`` more than one: a streaming one."""
 
     name: str
@@ -170,7 +170,7 @@ class Errand(msgspec.Struct, frozen=True, kw_only=True):
     entry: int = 0
 
 
-class ReplicaFault(msgspec.Struct, frozen=True, kw_only=True):
+class ReplicaFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The ``nth`` operation of a kind at any replica of a stage goes wrong between engine and replica."""
 
     deployment: int = 0
@@ -181,7 +181,7 @@ class ReplicaFault(msgspec.Struct, frozen=True, kw_only=True):
     ms: int = 0
 
 
-class Death(msgspec.Struct, frozen=True, kw_only=True):
+class Death(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A replica dies with everything that it ran."""
 
     deployment: int = 0
@@ -190,7 +190,7 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
     at_ms: int
 
 
-class Leap(msgspec.Struct, frozen=True, kw_only=True):
+class Leap(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The whole process stands still for ``by_ms``; or only the wall clock jumps by so much (may be negative)."""
 
     at_ms: int
@@ -198,7 +198,7 @@ class Leap(msgspec.Struct, frozen=True, kw_only=True):
     wall: bool = False
 
 
-class Shutdown(msgspec.Struct, frozen=True, kw_only=True):
+class Shutdown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The server drains and stops; ``crash``: the engine fails."""
 
     deployment: int = 0
@@ -206,7 +206,7 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True):
     crash: bool = False
 
 
-class Detector(msgspec.Struct, frozen=True, kw_only=True):
+class Detector(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``delay_ms`` per verdict; the request with a number in ``fails`` fails, ``judge_fails`` likewise."""
 
     delay_ms: int = 0
@@ -214,7 +214,7 @@ class Detector(msgspec.Struct, frozen=True, kw_only=True):
     judge_fails: tuple[int, ...] = ()
 
 
-class Deployment(msgspec.Struct, frozen=True, kw_only=True):
+class Deployment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One engine with its server. Times of stage code are ranges that each request draws from."""
 
     family: Family = "ephemeral"
@@ -236,7 +236,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     limits: dict[str, int | float] = {}
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything about one run. ``keeps`` names the features that the swarm switched on."""
 
     seed: int

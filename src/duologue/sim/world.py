@@ -21,7 +21,7 @@ from duologue.sim.talker import Talker
 from duologue.sim.trace import Trace
 
 WORK_LIMIT_S: Final = 600.0
-REST_LIMIT_S: Final = 240.0
+REST_S: Final = 150.0  # beside the time-outs of the sessions: sockets that went dark, clean-ups tried again
 POLL_S: Final = 0.5
 
 
@@ -78,13 +78,14 @@ class World:
             site.heal()
         self.healed_at = self.runtime.now()
         tables: dict[str, int] = {}
-        for _ in range(round(REST_LIMIT_S / POLL_S)):
+        limit_s = REST_S + max(_time_outs(site) for site in self.sites)
+        for _ in range(round(limit_s / POLL_S)):
             if not (tables := self._tables()):
                 break
             await asyncio.sleep(POLL_S)
         self.trace.note("world", "rest", f"{self.runtime.now() - self.healed_at:.1f} s after the last fault")
         for name, size in tables.items():
-            self.left_over.append(f"B11: {REST_LIMIT_S:g} s after the last fault {name} still holds {size}")
+            self.left_over.append(f"B11: {limit_s:g} s after the last fault {name} still holds {size}")
 
     def _tables(self) -> dict[str, int]:
         return {
@@ -158,6 +159,11 @@ class World:
             if site.stopped or (said and said[-1][1] != "output"):
                 break
             await asyncio.sleep(0.1)
+
+
+def _time_outs(site: Site) -> float:
+    config = site.config
+    return sum((config.idle_ttl_s or 0.0, config.disconnect_grace_s, config.submit_timeout_s, config.close_timeout_s))
 
 
 def _talker(world: World, person: Person) -> Talker:
