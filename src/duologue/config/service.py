@@ -14,6 +14,7 @@ import msgspec
 from duologue.config.pipeline import PipelineConfig
 from duologue.config.session import SemanticVad, SessionConfig, SessionPatch, check_detection, merge
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
+from duologue.config.turns import TurnLimits
 from duologue.errors import ClientFault
 from duologue.outputs import Options
 
@@ -57,7 +58,10 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the server listens and whom it lets in. An interface that others can reach needs ``api_keys``."""
+    """Where the server listens and whom it lets in. An interface that others can reach needs ``api_keys``.
+
+    ``limits`` are those of connections and their sessions, ``turns`` those of ordinary requests.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8765
@@ -67,6 +71,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tls_key: str | None = None
     resumable: bool = True
     limits: ServerLimits = ServerLimits()
+    turns: TurnLimits = TurnLimits()
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
