@@ -53,6 +53,8 @@ from duologue.engine.duplex.events import (
     SessionClosed,
     SessionEvent,
     SessionExpired,
+    SpeechStarted,
+    SpeechStopped,
 )
 from duologue.engine.duplex.plugin import DuplexModelSessionState, ModelCapabilities
 from duologue.engine.duplex.results import ModelResult, Speech, TurnEnded, UserTranscript
@@ -121,6 +123,7 @@ class World:
     inbox: deque[Item] = field(default_factory=deque)
     verdicts: deque[float] = field(default_factory=deque)
     busy: bool = False
+    speaking: str | None = None
 
     def __post_init__(self) -> None:
         self.core = DuplexEngineSession(
@@ -213,6 +216,12 @@ class World:
         created = {e.response_id for e in self.events if isinstance(e, ResponseCreated)}
         assert not any(isinstance(e, SessionClosed | SessionExpired) for e in self.events), "after the terminal"
         match event:
+            case SpeechStarted():
+                assert self.speaking is None, "speech started twice"
+                self.speaking = event.item_id
+            case SpeechStopped():
+                assert self.speaking == event.item_id, "speech stopped that did not start"
+                self.speaking = None
             case ResponseCreated():
                 assert event.response_id not in created
             case ResponseAudio() | ResponseText() | ResponseDone():

@@ -44,6 +44,17 @@ from duologue.errors import ErrorCode
 # -- asking for an answer ------------------------------------------------------------------------------------------------
 
 
+def waiting(s: SessionState) -> int:
+    """Answers that wait for the response in progress; a commit under way holds the place of its answer."""
+    return len(s.wanted) + (s.commit_wait is not None and s.commit_wait.create_response)
+
+
+def full(s: SessionState) -> bool:
+    """Whether one more answer may not be asked for."""
+    must_wait = s.response is not None or bool(s.wanted)
+    return must_wait and waiting(s) >= s.runtime.max_pending_turns_per_session
+
+
 def want(s: SessionState, item_id: str | None, options: ResponseOptions) -> None:
     """Answer ``item_id`` (``None``: the conversation as it stands), now or once the response in progress is over."""
     if s.response is not None or s.wanted:
@@ -236,6 +247,8 @@ def _speech(s: SessionState, record: StageRequestRecord, result: Speech) -> None
     if response.state == "created":
         s.emit(ResponseSpeak(response_id=response.response_id))
     response.advance("content")
+    if record.purpose == "resident":
+        s.silence.want(s.now, response.response_id)
     samples = len(result.audio) // 2
     rate_hz = result.rate_hz or s.capabilities.output_rate_hz
     if response.modality == "text":
@@ -256,8 +269,6 @@ def _speech(s: SessionState, record: StageRequestRecord, result: Speech) -> None
     s.spoke = True
     s.outbox.push(AudioEntry(response.response_id, result.audio, rate_hz, result.text))
     pacing.release(s)
-    if record.purpose == "resident":
-        s.silence.want(s.now, response.response_id)
 
 
 def _listened(s: SessionState, record: StageRequestRecord, result: Listened) -> None:

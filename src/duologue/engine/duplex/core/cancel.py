@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from duologue.engine.duplex.core import answers, hearing, intake, pacing, submission
+from duologue.engine.duplex.core import answers, hearing, intake, pacing, submission, turns
 from duologue.engine.duplex.core.effects import AbortRequests
 from duologue.engine.duplex.core.state import SessionState
 from duologue.engine.duplex.events import CancelReason, InputCleared, OutputCleared, StopMeasured
@@ -42,6 +42,7 @@ def cancel(s: SessionState, scope: Scope, *, onset_at: float | None = None) -> b
         s.wanted.clear()
     response = s.response
     last = s.last_response
+    undecided = s.overlap is not None
     playing = scope.playing and s.playback.playing(s.now)
     if playing:
         pacing.withdraw_finished(s)
@@ -69,6 +70,8 @@ def cancel(s: SessionState, scope: Scope, *, onset_at: float | None = None) -> b
         clear_input(s)
     s.overlap = None
     s.outbox.held = False
+    if undecided and s.turn is not None:
+        turns.announce(s, s.turn)  # nothing is left that it could interrupt
     restart_transcripts(s)
     answers.promote(s)
     return True
@@ -119,10 +122,8 @@ def restart_transcripts(s: SessionState) -> None:
 
 def clear_input(s: SessionState) -> None:
     """Forget what was not committed. Does not touch the epoch."""
-    turn, s.turn = s.turn, None
-    if turn is not None:
-        hearing.drop_turn_request(s, turn)
-        turn.advance("dropped")
+    if s.turn is not None:
+        turns.let_go(s, s.turn)
     if s.overlap is not None:
         s.overlap = None
         s.outbox.held = False
@@ -131,6 +132,12 @@ def clear_input(s: SessionState) -> None:
     s.audio.discard_to(s.audio.end)
     s.resident.buffer.clear()
     s.input_refused = False
+
+
+def cancel_input(s: SessionState) -> None:
+    """``input.cancel``: always answered by exactly one cleared event."""
+    cancel(s, INPUT)
+    s.emit(InputCleared())
 
 
 def clear_requested(s: SessionState) -> None:

@@ -50,10 +50,10 @@ def create_response(s: SessionState, command: CreateResponse) -> None:
             event_id=command.event_id,
         )
         return
-    if len(s.wanted) >= s.runtime.max_pending_turns_per_session:
+    if answers.full(s):
         s.error(
             ErrorCode.INPUT_BACKPRESSURE,
-            f"{len(s.wanted)} answers wait already, which is the limit.",
+            f"{answers.waiting(s)} answers wait already, which is the limit.",
             event_id=command.event_id,
         )
         return

@@ -136,7 +136,7 @@ def detector_failed(s: SessionState, item: DetectorFailed) -> None:
         ErrorCode.SERVER_VAD_UNAVAILABLE,
         "Speech detection failed and is off for this session; commit turns explicitly, or send session.update.",
     )
-    turns.resolve_commit_wait(s)
+    turns.detection_ended(s)
 
 
 def drain(s: SessionState) -> None:

@@ -16,6 +16,7 @@ from duologue.errors import ErrorCode
 
 _BARGE_HINTS = frozenset({"barge_in", "interrupt", "cancel"})
 _DROP_HINTS = frozenset({"drop", "ignore", "silence"})
+_UNHEARD_HINTS = frozenset({"continue", "continue_output", "ack"})  # the answer goes on, and nothing is kept
 
 
 def _speech_ms(s: SessionState, turn: UserTurn) -> int:
@@ -35,7 +36,7 @@ def evaluate(s: SessionState, *, waited: bool = False, ended: bool = False) -> N
         return
     if not s.answering:
         # The answer ended by itself: this is an ordinary turn now.
-        _release_hold(s)
+        release_hold(s)
         turns.announce(s, turn)
         return
     verdict = decide_overlap(
@@ -58,10 +59,10 @@ def _apply_verdict(s: SessionState, overlap: Overlap, turn: UserTurn, verdict: V
         case "barge_in":
             barge_in(s, overlap, turn, verdict)
         case "listen":
-            _release_hold(s)
+            release_hold(s)
             _report(s, overlap, turn, verdict)
         case "drop":
-            _release_hold(s)
+            release_hold(s)
             _report(s, overlap, turn, verdict)
             turns.drop_turn(s, turn)
 
@@ -77,7 +78,8 @@ def _report(s: SessionState, overlap: Overlap, turn: UserTurn, verdict: Verdict)
     )
 
 
-def _release_hold(s: SessionState) -> None:
+def release_hold(s: SessionState) -> None:
+    """Nothing is undecided (any more): what waited for the decision may leave."""
     s.overlap = None
     s.outbox.held = False
     pacing.release(s)
@@ -86,10 +88,15 @@ def _release_hold(s: SessionState) -> None:
 def barge_in(s: SessionState, overlap: Overlap, turn: UserTurn, verdict: Verdict) -> None:
     """The user takes the turn."""
     _report(s, overlap, turn, verdict)
+    _take_turn(s, overlap.onset_at)
+
+
+def _take_turn(s: SessionState, onset_at: float) -> None:
     s.overlap = None
     s.outbox.held = False
-    turns.announce(s, turn)
-    cancel.cancel(s, cancel.SPEECH, onset_at=overlap.onset_at)
+    if s.turn is not None:
+        turns.announce(s, s.turn)
+    cancel.cancel(s, cancel.SPEECH, onset_at=onset_at)
 
 
 def settle_at_end(s: SessionState, turn: UserTurn) -> bool:
@@ -98,12 +105,12 @@ def settle_at_end(s: SessionState, turn: UserTurn) -> bool:
     if s.turn is not turn:
         return False
     if s.overlap is not None:
-        _release_hold(s)
+        release_hold(s)
     return True
 
 
 def apply_hints(s: SessionState, item: AudioAppended) -> bool:
-    """Hints of the duplex dialect on an append; false if its audio is to be dropped."""
+    """Hints of the duplex dialect on an append; false if its audio is to be dropped. They settle what is undecided."""
     hint = item.overlap_hint
     if hint is None and not item.force_barge_in:
         return True
@@ -117,12 +124,16 @@ def apply_hints(s: SessionState, item: AudioAppended) -> bool:
     response_id = target.response_id if target is not None else None
     if wants_barge_in:
         s.emit(OverlapDecided(action="barge_in", reason="client_overlap_action", response_id=response_id))
-        s.overlap = None
-        s.outbox.held = False
-        cancel.cancel(s, cancel.SPEECH, onset_at=s.now)
+        _take_turn(s, s.overlap.onset_at if s.overlap is not None else s.now)
         return True
-    if hint in _DROP_HINTS:
-        s.emit(OverlapDecided(action="drop", reason="client_overlap_action", response_id=response_id))
-        return False
-    s.emit(OverlapDecided(action="listen", reason="client_overlap_action", response_id=response_id))
-    return True
+    dropped = hint in _DROP_HINTS
+    s.emit(
+        OverlapDecided(action="drop" if dropped else "listen", reason="client_overlap_action", response_id=response_id)
+    )
+    kept = not dropped and hint not in _UNHEARD_HINTS
+    if s.overlap is not None:
+        turn = s.turn
+        release_hold(s)
+        if turn is not None and not kept:
+            turns.drop_turn(s, turn)
+    return kept

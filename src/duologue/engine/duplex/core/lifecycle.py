@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from duologue.config.session import SessionConfig, merge
 from duologue.engine.duplex.commands import ResponseOptions, SignalTurn, UpdateSession
-from duologue.engine.duplex.core import answers, cancel, hearing, intake, interruption, pacing, turns
+from duologue.engine.duplex.core import answers, cancel, intake, interruption, pacing, turns
 from duologue.engine.duplex.core.effects import AnswerControl, ApplyConfig, CleanupSession, EndSession, JudgeConfig
 from duologue.engine.duplex.core.endpoint import FRAME_SAMPLES, Endpointer
 from duologue.engine.duplex.core.history import Item
@@ -43,13 +43,7 @@ def apply_detection(s: SessionState, config: SessionConfig) -> None:
             detection.endpointer = None
             detection.buffer.clear()
             detection.recent.clear()
-        if s.turn is not None:
-            turn, s.turn = s.turn, None
-            hearing.drop_turn_request(s, turn)
-            turn.advance("dropped")
-        if s.overlap is not None:
-            s.overlap = None
-            s.outbox.held = False
+            turns.detection_ended(s)
         return
     endpointer = detection.endpointer
     if endpointer is None:

@@ -76,7 +76,7 @@ from duologue.engine.duplex.core.lease import Lease
 from duologue.engine.duplex.core.pacing import taken
 from duologue.engine.duplex.core.silence import SilenceClock
 from duologue.engine.duplex.core.state import SessionState
-from duologue.engine.duplex.events import HeartbeatAcknowledged, InputCleared
+from duologue.engine.duplex.events import HeartbeatAcknowledged
 from duologue.engine.duplex.plugin import DuplexModelSessionState, ModelCapabilities
 from duologue.errors import ErrorCode
 from duologue.ids import IdSource
@@ -203,8 +203,7 @@ class DuplexEngineSession:
             case AppendAudio():
                 s.error(ErrorCode.BAD_EVENT, "Audio must be decoded before it is applied.", event_id=command.event_id)
             case CommitAudio():
-                create = command.create_response
-                turns.commit_requested(s, command.event_id, bool(create) or s.auto_responds)
+                turns.commit_requested(s, command.event_id, bool(command.create_response) or s.auto_responds)
             case ClearAudio():
                 cancel.clear_requested(s)
             case ClearOutput():
@@ -228,8 +227,7 @@ class DuplexEngineSession:
             case BargeIn():
                 lifecycle.barge_in(s, command.event_id)
             case CancelInput():
-                cancel.cancel(s, cancel.INPUT)
-                s.emit(InputCleared())
+                cancel.cancel_input(s)
             case CloseSession():
                 lifecycle.request_close(s, "closed", command.reason)
             case SignalTurn():

@@ -90,9 +90,10 @@ class WantedAnswer:
 
 @dataclass(slots=True)
 class CommitWait:
-    """An explicit commit that waits for verdicts up to ``position`` (frames)."""
+    """An explicit commit of everything before ``end`` (samples) that waits for verdicts up to ``position`` (frames)."""
 
     position: int
+    end: int
     event_id: str | None
     create_response: bool
 

@@ -148,21 +148,38 @@ def end_turn(s: SessionState, turn: UserTurn) -> None:
         if turn.announced:
             s.emit(SpeechStopped(item_id=turn.item_id, audio_end_ms=s.audio.ms(turn.end)))
         return
-    if len(s.wanted) >= s.runtime.max_pending_turns_per_session:
+    if create_response and answers.full(s):
         drop_turn(s, turn)
         s.error(
             ErrorCode.INPUT_BACKPRESSURE,
-            f"{len(s.wanted)} turns wait for an answer, which is the limit; this turn was not accepted.",
+            f"{answers.waiting(s)} turns wait for an answer, which is the limit; this turn was not accepted.",
         )
         return
     commit_turn(s, turn, create_response=create_response)
 
 
-def drop_turn(s: SessionState, turn: UserTurn) -> None:
-    """Forget the turn with its audio."""
+def let_go(s: SessionState, turn: UserTurn) -> None:
+    """The turn will not become an item; its audio stays where it is. Speech that was announced is over."""
     hearing.drop_turn_request(s, turn)
     turn.advance("dropped")
     s.turn = None
+    if turn.announced and s.phase == "open":
+        at = turn.end if turn.end is not None else s.audio.end
+        s.emit(SpeechStopped(item_id=turn.item_id, audio_end_ms=s.audio.ms(at)))
+
+
+def detection_ended(s: SessionState) -> None:
+    """There is no detector any more: what depended on its verdicts is settled with what is known."""
+    resolve_commit_wait(s)
+    if s.turn is not None:
+        let_go(s, s.turn)
+    if s.overlap is not None:
+        interruption.release_hold(s)
+
+
+def drop_turn(s: SessionState, turn: UserTurn) -> None:
+    """Forget the turn with its audio."""
+    let_go(s, turn)
     s.audio.discard_to(turn.end if turn.end is not None else s.audio.end)
 
 
@@ -244,6 +261,9 @@ def starve(s: SessionState) -> None:
     if turn is None:
         return
     intake.void(s)
+    if s.commit_wait is not None:
+        resolve_commit_wait(s)
+        return
     turn.end = turn.end if turn.end is not None else s.audio.end
     end_turn(s, turn)
 
@@ -256,19 +276,19 @@ def commit_requested(s: SessionState, event_id: str | None, create_response: boo
     if not s.capabilities.supports_client_commit:
         s.error(ErrorCode.UNSUPPORTED, "This model ends turns by itself; it takes no commit.", event_id=event_id)
         return
-    if len(s.wanted) + (s.commit_wait is not None) >= s.runtime.max_pending_turns_per_session:
-        s.error(
-            ErrorCode.INPUT_BACKPRESSURE,
-            f"{len(s.wanted)} turns wait for an answer, which is the limit; commit again once one is answered.",
-            event_id=event_id,
-        )
-        return
     if s.commit_wait is not None:
         s.error(ErrorCode.INPUT_AUDIO_BUFFER_EMPTY, "A commit of the same audio is under way.", event_id=event_id)
         return
+    if create_response and answers.full(s):
+        s.error(
+            ErrorCode.INPUT_BACKPRESSURE,
+            f"{answers.waiting(s)} turns wait for an answer, which is the limit; commit again once one is answered.",
+            event_id=event_id,
+        )
+        return
     endpointer = s.detection.endpointer
     position = s.detection.received_frames
-    s.commit_wait = CommitWait(position, event_id, create_response)
+    s.commit_wait = CommitWait(position, s.audio.end, event_id, create_response)
     if endpointer is None or (endpointer.position >= position and s.detection.classify is None):
         resolve_commit_wait(s)
 
@@ -287,12 +307,12 @@ def resolve_commit_wait(s: SessionState) -> None:
     if turn is not None:
         if turn.state == "provisional":
             hearing.drop_turn_request(s, turn)
-        turn.end = None  # the client's word: everything up to here
+        turn.end = wait.end  # the client's word: everything up to here, and nothing that came after
         if s.overlap is not None and not interruption.settle_at_end(s, turn):
             return
         commit_turn(s, turn, create_response=wait.create_response)
         return
-    start, end = s.audio.floor, s.audio.end
+    start, end = s.audio.floor, wait.end
     if endpointer is not None:
         s.error(
             ErrorCode.INPUT_AUDIO_BUFFER_EMPTY,
