@@ -24,6 +24,10 @@ _MU_LAW: Final = 7
 _EXTENSIBLE: Final = 0xFFFE
 
 
+class AudioTooLongError(AudioFormatError):
+    """A recording that lasts longer than it may."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Header:
     kind: int
@@ -35,30 +39,55 @@ class _Header:
 def read_wav(path: str | os.PathLike[str]) -> tuple[bytes, int]:
     """Read a WAV file as (PCM16 little-endian mono, rate in Hz as in the file).
 
-    Reads PCM of 8, 16, 24 and 32 bits, float of 32 and 64 bits and G.711; several channels are averaged.
-    Raises AudioFormatError for anything else, OSError if the file can't be read.
+    Raises as :func:`parse_wav`, and OSError if the file can't be read.
     """
-    content = Path(path).read_bytes()
+    return parse_wav(Path(path).read_bytes(), name=path)
+
+
+def parse_wav(
+    content: bytes, *, name: str | os.PathLike[str] = "the audio", longest_s: float | None = None
+) -> tuple[bytes, int]:
+    """The content of a WAV file as (PCM16 little-endian mono, rate in Hz as in the file).
+
+    Reads PCM of 8, 16, 24 and 32 bits, float of 32 and 64 bits and G.711; several channels are averaged. A file that was
+    streamed may state any size: what is there is read. Raises AudioFormatError (its text begins with `name`) for anything
+    else, and for more than `longest_s` seconds.
+    """
     if len(content) < 12 or content[:4] != b"RIFF" or content[8:12] != b"WAVE":
-        raise AudioFormatError(f"{path} is not a WAV file: it does not begin with RIFF and WAVE")
+        raise AudioFormatError(f"{name} is not a WAV file: it does not begin with RIFF and WAVE")
     header: _Header | None = None
     data: bytes | None = None
     position = 12
     while position + 8 <= len(content) and data is None:
-        name, size = struct.unpack_from("<4sI", content, position)
+        chunk, size = struct.unpack_from("<4sI", content, position)
         body = content[position + 8 : position + 8 + size]
-        if name == b"fmt ":
-            header = _header(path, body)
-        elif name == b"data":
+        if chunk == b"fmt ":
+            header = _header(name, body)
+        elif chunk == b"data":
             data = body
         position += 8 + size + (size & 1)
     if header is None or data is None:
         missing = "format" if header is None else "data"
-        raise AudioFormatError(f"{path} is not a usable WAV file: it has no {missing} chunk")
-    samples = _samples(path, header, data)
+        raise AudioFormatError(f"{name} is not a usable WAV file: it has no {missing} chunk")
+    frame_bytes = max(1, header.sample_bits // 8) * header.channels
+    if longest_s is not None and len(data) > longest_s * header.rate_hz * frame_bytes:
+        lasts_s = len(data) / frame_bytes / header.rate_hz
+        raise AudioTooLongError(f"{name} lasts {lasts_s:.0f} s and the limit is {longest_s:.0f} s")
+    if (header.kind, header.sample_bits, header.channels) == (_PCM, 16, 1):
+        return data[: len(data) & ~1], header.rate_hz
+    samples = _samples(name, header, data)
     whole = len(samples) // header.channels * header.channels
     mono = samples[:whole].reshape(-1, header.channels).mean(axis=1) if header.channels > 1 else samples
     return np.clip(np.rint(mono), -32_768, 32_767).astype("<i2").tobytes(), header.rate_hz
+
+
+def wav_header(rate_hz: int, data_bytes: int | None) -> bytes:
+    """The 44 bytes in front of PCM16 mono. `None`: a stream whose length nobody knows yet."""
+    size = 0xFFFFFFFE - 36 if data_bytes is None else data_bytes
+    return struct.pack(
+        "<4sI4s4sIHHIIHH4sI",
+        *(b"RIFF", size + 36, b"WAVE", b"fmt ", 16, _PCM, 1, rate_hz, rate_hz * 2, 2, 16, b"data", size),
+    )
 
 
 def write_wav(path: str | os.PathLike[str], pcm16: bytes, rate_hz: int, channels: int = 1) -> None:

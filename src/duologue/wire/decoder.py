@@ -190,17 +190,20 @@ def _dirty_append(frame: bytes | str, event_id: str | None) -> AudioAppend:
     )
 
 
-def _bad(name: str, fault: msgspec.ValidationError, event_id: str | None) -> WireFault:
+def problem_of(fault: msgspec.ValidationError) -> tuple[str, str | None]:
+    """What is wrong with a decoded body (no full stop at its end), and the field that it is about, if one is named."""
     text = str(fault)
     path = _PATH.search(text)
-    message = f"{name}: {_PATH.sub('', text)}"
-    param = None
+    message = _PATH.sub("", text)
     if path is not None:
-        param = path.group(1)
-        message += f" (in {param})"
-    elif (missing := re.search(r"missing required field `([^`]+)`", text)) is not None:
-        param = missing.group(1)
-    return WireFault(ErrorCode.BAD_EVENT, f"{message}.", event_id=event_id, param=param)
+        return f"{message} (in {path.group(1)})", path.group(1)
+    missing = re.search(r"missing required field `([^`]+)`", text)
+    return message, None if missing is None else missing.group(1)
+
+
+def _bad(name: str, fault: msgspec.ValidationError, event_id: str | None) -> WireFault:
+    message, param = problem_of(fault)
+    return WireFault(ErrorCode.BAD_EVENT, f"{name}: {message}.", event_id=event_id, param=param)
 
 
 def _fault(code: ErrorCode, message: str, frame: bytes | str) -> WireFault:
