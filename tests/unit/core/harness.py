@@ -15,7 +15,6 @@ from duologue.engine.duplex.core import check
 from duologue.engine.duplex.core.effects import (
     AbortRequests,
     AnswerControl,
-    ApplyConfig,
     ClassifyTurn,
     CleanupSession,
     Detect,
@@ -25,7 +24,6 @@ from duologue.engine.duplex.core.effects import (
     InvalidateOutput,
     JudgeConfig,
     ReleaseRequests,
-    SetPaused,
     SubmitAppend,
 )
 from duologue.engine.duplex.core.items import (
@@ -174,6 +172,11 @@ class World:
                 self._answer_or_keep(effect)
             case Detect() | ClassifyTurn() | JudgeConfig():
                 self._answer_or_keep(effect)
+            case _:
+                self._note(effect)
+
+    def _note(self, effect: Effect) -> None:
+        match effect:
             case AbortRequests():
                 self.aborted.extend(effect.request_ids)
             case ReleaseRequests():
@@ -186,7 +189,7 @@ class World:
                 self.ended.append(effect)
             case CleanupSession():
                 self.cleanups.append(effect)
-            case SetPaused() | ApplyConfig():
+            case _:
                 pass
 
     def _answer_or_keep(self, effect: Effect) -> None:

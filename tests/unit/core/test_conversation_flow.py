@@ -242,10 +242,10 @@ def test_events_and_committed_audio_depend_on_the_samples_alone(
     script: list[str], cuts: list[int], config: SessionConfig, complete: float
 ) -> None:
     """Decision 15: however the stream is cut, the same is heard (the model stays silent here, so nothing overlaps)."""
-    pcm = audio("".join(script) + "." * 300)
+    pcm = audio("".join(script) + "." * 140)
     config = structs.replace(config, turn_detection=structs.replace(config.turn_detection, create_response=False))
     traces = []
-    for pieces in ([len(pcm)], [cut * 2 for cut in cuts]):
+    for pieces in ([len(pcm)], [*(cut * 2 for cut in cuts), 20_000]):
         world = World(config, capabilities=PLAIN, complete=complete)
         start, index = 0, 0
         while start < len(pcm):

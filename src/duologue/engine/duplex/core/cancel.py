@@ -42,7 +42,6 @@ def cancel(s: SessionState, scope: Scope, *, onset_at: float | None = None) -> b
         s.wanted.clear()
     response = s.response
     last = s.last_response
-    undecided = s.overlap is not None
     playing = scope.playing and s.playback.playing(s.now)
     if playing:
         pacing.withdraw_finished(s)
@@ -68,13 +67,19 @@ def cancel(s: SessionState, scope: Scope, *, onset_at: float | None = None) -> b
         s.playback.flush(s.now)
     if scope.input:
         clear_input(s)
-    s.overlap = None
-    s.outbox.held = False
-    if undecided and s.turn is not None:
-        turns.announce(s, s.turn)  # nothing is left that it could interrupt
+    _settle(s)
     restart_transcripts(s)
     answers.promote(s)
     return True
+
+
+def _settle(s: SessionState) -> None:
+    """What was said over the answer is an ordinary turn: nothing is left that it could interrupt."""
+    undecided = s.overlap is not None
+    s.overlap = None
+    s.outbox.held = False
+    if undecided and s.turn is not None:
+        turns.announce(s, s.turn)
 
 
 def _measure(s: SessionState, response_id: str, onset_at: float | None) -> None:

@@ -25,9 +25,13 @@ from duologue.engine.duplex.events import (
 )
 from duologue.errors import ClientFault, ErrorCode
 
+MAX_WAITING_UPDATES = 16
+
 
 def opened(s: SessionState) -> None:
-    """The session begins."""
+    """The session begins. Once: again, it changes nothing."""
+    if s.phase != "new":
+        return
     s.phase = advance(SESSION, s.phase, "opened")
     apply_detection(s, s.config)
     s.emit(SessionCreated(config=s.config))
@@ -64,7 +68,20 @@ def apply_detection(s: SessionState, config: SessionConfig) -> None:
 
 
 def update_requested(s: SessionState, command: UpdateSession) -> None:
-    """All of the patch, or nothing."""
+    """All of the patch, or nothing; one after the other, so that each is judged over what the one before it left."""
+    if s.judging is None:
+        _judge(s, command)
+    elif len(s.updates) < MAX_WAITING_UPDATES:
+        s.updates.append(command)
+    else:
+        s.error(
+            ErrorCode.INPUT_BACKPRESSURE,
+            f"{MAX_WAITING_UPDATES} updates wait to be judged; wait for session.updated before the next one.",
+            event_id=command.event_id,
+        )
+
+
+def _judge(s: SessionState, command: UpdateSession) -> None:
     try:
         config = merge(s.config, command.patch)
         _check_frozen(s, config)
@@ -103,7 +120,13 @@ def config_judged(s: SessionState, item: ConfigJudged) -> None:
     s.judging = s.judged_config = None
     if item.code is not None:
         s.error(item.code, item.message, event_id=event_id, param=item.param)
-        return
+    else:
+        _adopt(s, config)
+    while s.updates and s.judging is None:
+        _judge(s, s.updates.popleft())
+
+
+def _adopt(s: SessionState, config: SessionConfig) -> None:
     if config != s.config:
         detection_changed = config.turn_detection != s.config.turn_detection
         s.config = config
@@ -186,6 +209,9 @@ def begin_close(s: SessionState) -> None:
         else:
             cancel.cancel(s, cancel.CLOSE)
     cancel.clear_input(s)
+    s.tail.void()
+    s.judging = s.judged_config = None
+    s.updates.clear()
     s.lease.end()
     s.idle_at = None
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from duologue.config.session import SessionConfig
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
-from duologue.engine.duplex.commands import ResponseOptions
+from duologue.engine.duplex.commands import ResponseOptions, UpdateSession
 from duologue.engine.duplex.core.audio import AudioLedger
 from duologue.engine.duplex.core.effects import Effect, Emit
 from duologue.engine.duplex.core.endpoint import FRAME_SAMPLES, Endpointer
@@ -164,6 +164,7 @@ class SessionState:
     judged_config: SessionConfig | None = None
     judge_numbers: int = 0
     judge_event_id: str | None = None
+    updates: deque[UpdateSession] = field(default_factory=deque)
     spoke: bool = False
     overflowed: bool = False
     input_refused: bool = False

@@ -70,7 +70,7 @@ def _submission(s: SessionState, append: PendingAppend, record: StageRequestReco
     if response is not None and record.response_id == response.response_id:
         config = response.config
         instructions = response.options.instructions or config.instructions
-    if append.final or (s.resident_family and not record.submitted):
+    if not s.resident_family or not record.submitted:
         history = s.history.prompt(before=append.item_id)
     same_turn = append.fence.turn_id == s.fences.turn_id
     return SubmitAppend(
