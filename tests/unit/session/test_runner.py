@@ -183,6 +183,24 @@ async def test_what_cannot_be_cleaned_is_kept_and_tried_again(runtime: VirtualRu
 
 
 @virtual
+async def test_what_is_dropped_at_the_very_end_of_a_cleaning_is_cleaned_too(runtime: VirtualRuntime) -> None:
+    there = desk(runtime)
+    loop = asyncio.get_running_loop()
+
+    async def one_more() -> None:
+        there.port.on_cleanup = None
+        # Runs when the cleaning has returned and before anybody has been told.
+        loop.call_soon(there.runner.model.abort, ("late",))
+
+    ask(there)
+    there.port.on_cleanup = one_more
+    there.runner.submit(CancelResponse())
+    await asyncio.sleep(0.01)
+    assert (("late",), True) in there.port.cleaned
+    assert there.runner.model.unclean == ()
+
+
+@virtual
 async def test_a_cleanup_that_never_ends_is_given_up_and_tried_again(runtime: VirtualRuntime) -> None:
     there = desk(runtime)
     ask(there)
