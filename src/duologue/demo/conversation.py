@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 import msgspec
+from msgspec import UnsetType
 
 from duologue.client import ClientError, ClientSession, RequestError
 from duologue.demo.ledger import Answer, Ledger
@@ -190,21 +191,21 @@ class Conversation:
             self.ledger.end("the session was closed", None)
 
     async def _take(self, event: ServerEvent) -> None:
-        now_s = self._now()
+        match event:
+            case SpeechStarted() | OverlapDecision(action="barge_in"):
+                await self._interrupted()
+            case _:
+                self._note(event, self._now())
+
+    def _note(self, event: ServerEvent, now_s: float) -> None:
         ledger = self.ledger
         match event:
             case AudioDelta():
-                duration_ms = len(event.delta) / 2 / self.player.rate_hz * 1000
-                ledger.audio(event.response_id, event.item_id, duration_ms, now_s)
-                self.player.play(event.response_id, event.item_id, event.delta)
+                self._play(event, now_s)
             case AudioDone():
                 self.player.finish(event.response_id)
             case TranscriptDelta():
                 ledger.text(event.response_id, event.delta, now_s)
-            case SpeechStarted():
-                await self._interrupted(now_s)
-            case OverlapDecision(action="barge_in"):
-                await self._interrupted(now_s)
             case InputCommitted():
                 ledger.committed(event.item_id)
             case TranscriptionCompleted():
@@ -218,15 +219,20 @@ class Conversation:
             case Error():
                 ledger.errors.append(f"{event.error.code or event.error.type}: {event.error.message}")
             case SessionClosed():
-                code = event.error_code if isinstance(event.error_code, str) else None
-                ledger.end(f"closed by the server: {event.reason}", code)
+                ledger.end(f"closed by the server: {event.reason}", _known(event.error_code))
             case SessionExpired():
                 ledger.end(f"expired: {event.reason}", None)
             case _:
                 pass
 
-    async def _interrupted(self, now_s: float) -> None:
+    def _play(self, event: AudioDelta, now_s: float) -> None:
+        duration_ms = len(event.delta) / 2 / self.player.rate_hz * 1000
+        self.ledger.audio(event.response_id, event.item_id, duration_ms, now_s)
+        self.player.play(event.response_id, event.item_id, event.delta)
+
+    async def _interrupted(self) -> None:
         """The server says that the user speaks: fall silent, and say how much was heard."""
+        now_s = self._now()
         cut = self.player.stop()
         if cut is None:
             return
@@ -254,6 +260,10 @@ class Conversation:
         details = response.status_details
         if details is not None and details.reason == "turn_detected":
             self.ledger.interrupted(response.id, now_s, played_ms=heard.played_ms if heard is not None else 0)
+
+
+def _known(text: str | UnsetType) -> str | None:
+    return text if isinstance(text, str) else None
 
 
 def transcript_of(item: Item) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from duologue.client import ClientSession, connect
 from duologue.client.fault import ConnectError
 from duologue.client.socket import Socket, SocketClosed
+from duologue.wire.server_events import ServerEvent
 
 
 @dataclass
@@ -123,8 +126,6 @@ async def answer_close(socket: ScriptedSocket) -> None:
 
 
 def audio(response_id: str, size: int, seq: int | None = None) -> dict[str, Any]:
-    import base64
-
     fields: dict[str, Any] = {
         "response_id": response_id,
         "item_id": f"item_{response_id}",
@@ -133,3 +134,24 @@ def audio(response_id: str, size: int, seq: int | None = None) -> dict[str, Any]
         "delta": base64.b64encode(bytes(size)).decode(),
     }
     return fields if seq is None else {**fields, "server_event_seq": seq}
+
+
+def joined(server: ScriptedServer, **options: Any) -> Any:
+    return connect("ws://h:1", opener=server.open, jitter=lambda: 1.0, **options)
+
+
+def background(coro: Any) -> asyncio.Task[Any]:
+    return asyncio.create_task(coro)
+
+
+async def closing(socket: ScriptedSocket) -> asyncio.Task[None]:
+    return background(answer_close(socket))
+
+
+async def collect(session: ClientSession, count: int) -> list[ServerEvent]:
+    events: list[ServerEvent] = []
+    async for event in session.events():
+        events.append(event)
+        if len(events) == count:
+            break
+    return events
