@@ -15,7 +15,7 @@ import msgspec
 from duologue.config.stage_config import ModelConfig
 from duologue.outputs import Options, SamplingParams
 
-Backend = Literal["inproc", "process"]
+Backend = Literal["inproc", "process", "ray"]
 
 _IMPORT_PATH = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
 _NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_-]*$")
@@ -27,11 +27,30 @@ def check_import_path(key: str, value: str) -> None:
         raise ValueError(f"{key} must be written package.module:name, got {value!r}")
 
 
+class RayPlacement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the ``ray`` backend puts the replicas of a stage.
+
+    ``address``: the cluster; ``None``: the one that ``$RAY_ADDRESS`` names, else one started on this machine. ``node``: a
+    node's id or IP address; ``None``: any that has what is asked for. ``cpus``, ``gpus`` and ``resources`` are per replica.
+    """
+
+    address: str | None = None
+    node: str | None = None
+    cpus: float = 1.0
+    gpus: float = 0.0
+    resources: Mapping[str, float] = {}
+
+    def __post_init__(self) -> None:
+        for key, value in (("cpus", self.cpus), ("gpus", self.gpus), *self.resources.items()):
+            if not value >= 0:
+                raise ValueError(f"{key} must be 0 or more, got {value!r}")
+
+
 class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One stage. ``factory`` (``package.module:name``) is called with ``options`` as keywords, where the stage runs.
 
     ``final_output``: clients get this stage's outputs even if it is not the last. ``environment`` and the times (in
-    seconds) concern worker processes only.
+    seconds) concern worker processes and Ray actors only, ``ray`` the latter.
     """
 
     name: str
@@ -43,6 +62,7 @@ class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     model: ModelConfig = ModelConfig()
     final_output: bool = False
     environment: Mapping[str, str] = {}
+    ray: RayPlacement = RayPlacement()
     start_timeout_s: float = 120.0
     heartbeat_s: float = 2.0
     heartbeat_timeout_s: float = 10.0

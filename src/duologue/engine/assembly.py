@@ -14,6 +14,7 @@ from duologue.engine.stages.edge import Edge, EdgeProcessor
 from duologue.engine.stages.factory import edge_processor, make_stage
 from duologue.engine.stages.inproc import InprocClient
 from duologue.engine.stages.process import ProcessClient, WorkerSpec
+from duologue.engine.stages.ray_client import RayClient
 
 if TYPE_CHECKING:
     from duologue.clock import Runtime
@@ -59,6 +60,8 @@ def replica_factory(stage: StageConfig, runtime: Runtime, *, log_level: str = "i
             return partial(_inproc, stage, runtime)
         case "process":
             return partial(_process, stage, runtime, log_level)
+        case "ray":
+            return partial(_ray, stage, runtime, log_level)
 
 
 def _inproc(stage: StageConfig, runtime: Runtime, replica_id: int) -> StageClient:
@@ -72,7 +75,15 @@ def _inproc(stage: StageConfig, runtime: Runtime, replica_id: int) -> StageClien
 
 
 def _process(stage: StageConfig, runtime: Runtime, log_level: str, replica_id: int) -> StageClient:
-    spec = WorkerSpec(
+    return ProcessClient(_worker_spec(stage, log_level, replica_id), runtime=runtime)
+
+
+def _ray(stage: StageConfig, runtime: Runtime, log_level: str, replica_id: int) -> StageClient:
+    return RayClient(_worker_spec(stage, log_level, replica_id), stage.ray, runtime=runtime)
+
+
+def _worker_spec(stage: StageConfig, log_level: str, replica_id: int) -> WorkerSpec:
+    return WorkerSpec(
         factory=stage.factory,
         options=stage.options,
         name=f"{stage.name}-{replica_id}",
@@ -85,4 +96,3 @@ def _process(stage: StageConfig, runtime: Runtime, log_level: str, replica_id: i
         close_timeout_s=stage.close_timeout_s,
         log_level=log_level,
     )
-    return ProcessClient(spec, runtime=runtime)

@@ -24,6 +24,9 @@ SPEC = WorkerSpec(
     factory=f"{STAGES}:Blocking", name="worker", environment={"PYTHONPATH": str(REPOSITORY)}, close_timeout_s=2.0
 )
 
+MAKERS: dict[str, Callable[[str, dict[str, object], AsyncioRuntime], StageClient]] = {}
+"""Further backends, for those that need an environment of their own: name to what makes a client of a stage here."""
+
 
 class Recorder:
     """The sink: outputs in order, and the death, if there was one."""
@@ -94,6 +97,8 @@ async def replica(backend: str, stage: str, **changes: object) -> AsyncIterator[
     if backend == "process":
         spec = msgspec.structs.replace(SPEC, factory=f"{STAGES}:{stage}", **changes)
         client = ProcessClient(spec, runtime=runtime)
+    elif backend in MAKERS:
+        client = MAKERS[backend](f"{STAGES}:{stage}", changes, runtime)
     else:
         client = InprocClient(make_stage(f"{STAGES}:{stage}", changes.get("options", {})), runtime=runtime)  # type: ignore[arg-type]
     one = Replica(client, runtime)

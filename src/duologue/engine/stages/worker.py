@@ -40,7 +40,7 @@ from duologue.engine.stages.frames import (
     Update,
     to_worker,
 )
-from duologue.engine.stages.works import Key, TaskWorks, ThreadedWorks, Works
+from duologue.engine.stages.works import Key, Push, TaskWorks, ThreadedWorks, Works
 from duologue.errors import ErrorCode
 from duologue.log import configure_logging, init_logger
 from duologue.outputs import RequestOutput, StageError, StageRequest
@@ -49,7 +49,7 @@ logger = init_logger(__name__)
 
 _READ_BYTES = 256 * 1024
 _PR_SET_PDEATHSIG = 1
-_SWITCH_INTERVAL_S = 0.0005  # stage code in Python must not keep the reader from an abort for Python's usual 5 ms
+SWITCH_INTERVAL_S = 0.0005  # stage code in Python must not keep the reader from an abort for Python's usual 5 ms
 
 
 class Link:
@@ -109,9 +109,7 @@ class LoopThread:
 class LoopWorks:
     """Requests of asynchronous stage code, handed to its loop in order."""
 
-    def __init__(
-        self, stage: AsyncStage[object], push: Callable[[Key, RequestOutput], None], thread: LoopThread
-    ) -> None:
+    def __init__(self, stage: AsyncStage[object], push: Push, thread: LoopThread) -> None:
         self._post = thread.loop.call_soon_threadsafe
         self._works = TaskWorks(stage, push, thread.spawn)
 
@@ -125,14 +123,14 @@ class LoopWorks:
         self._post(self._works.abort, keys)
 
 
-def start_stage(stage: AnyStage, link: Link) -> tuple[Works, Callable[[], None]]:
-    """Load ``stage``; returns how to run requests on it, and how to shut it down."""
+def start_stage(stage: AnyStage, push: Push) -> tuple[Works, Callable[[], None]]:
+    """Load ``stage``; returns how to run requests on it, and how to shut it down. ``push`` is called from any thread."""
     if isinstance(stage, AsyncStage):
         thread = LoopThread()
         thread.call(stage.load())
-        return LoopWorks(stage, link.push, thread), lambda: thread.call(stage.shutdown())
+        return LoopWorks(stage, push, thread), lambda: thread.call(stage.shutdown())
     stage.load()
-    return ThreadedWorks(stage, link.push), stage.shutdown
+    return ThreadedWorks(stage, push), stage.shutdown
 
 
 def serve(link: Link) -> None:
@@ -144,7 +142,7 @@ def serve(link: Link) -> None:
             if isinstance(message, Configure):
                 configure_logging(message.log_level)
                 try:
-                    works, shutdown = start_stage(make_stage(message.factory, message.options), link)
+                    works, shutdown = start_stage(make_stage(message.factory, message.options), link.push)
                 except Exception as error:
                     logger.exception("the stage could not be started")
                     link.send(StartFailed(f"{type(error).__name__}: {error}"))
@@ -155,10 +153,11 @@ def serve(link: Link) -> None:
                     shutdown()
                 return
             elif works is not None:
-                _handle(message, works, link)
+                handle(message, works, lambda: link.send(Pong()))
 
 
-def _handle(message: Submit | Update | Abort | Ping, works: Works, link: Link) -> None:
+def handle(message: Submit | Update | Abort | Ping, works: Works, pong: Callable[[], None]) -> None:
+    """Do what one message asks of a running stage."""
     match message:
         case Submit(number, request):
             works.submit(number, request)
@@ -167,7 +166,7 @@ def _handle(message: Submit | Update | Abort | Ping, works: Works, link: Link) -
         case Abort(numbers):
             works.abort(numbers)
         case Ping():
-            link.send(Pong())
+            pong()
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -186,7 +185,7 @@ def main(arguments: Sequence[str]) -> None:
     parent_pid, connection, incoming, outgoing = (int(argument) for argument in arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(parent_pid)
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     # What stage code prints belongs to the log, and the log is standard error.
     sys.stdout = sys.stderr
     code = 0

@@ -1,0 +1,49 @@
+#!/bin/sh
+# Runs the tests of the heavy stage backends (Ray, vLLM on the CPU) in an environment of their own:
+#
+#   scripts/backends.sh            make the environment if need be, then test (arguments are passed to pytest)
+#   scripts/backends.sh --setup    only make the environment
+#
+# The environment lies in the user's cache (3 GB) under a name made from the lock, so that every checkout of this
+# machine shares it and a changed lock makes a new one; .venv-backends links to it. Linux on x86_64 only: that is what
+# vLLM's CPU build exists for.
+#
+# torch is installed by pip as it is configured: its CPU build is a local file or another index for most people. The rest
+# comes from requirements/backends.lock through uv, which needs seconds where pip needs minutes.
+set -eu
+cd "$(dirname "$0")/.."
+
+lock=requirements/backends.lock
+python=${PYTHON:-python3}
+version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/duologue/backends
+venv=$cache/py$version-$(cksum <"$lock" | tr ' ' '-')
+
+# Modules are compiled on first use even where the machine says otherwise: importing vLLM from source takes minutes.
+unset PYTHONDONTWRITEBYTECODE
+
+make_environment() {
+  printf 'making the environment for the heavy backends (3 GB, a few minutes)\n'
+  mkdir -p "$cache"
+  "$python" -m venv --clear "$venv"
+  pip="$venv/bin/python -m pip install --quiet --quiet --no-input --disable-pip-version-check --no-compile"
+  $pip uv==0.13.9
+  $pip --no-deps torch==2.13.0
+  "$venv/bin/uv" pip install --quiet --no-config --no-cache --python "$venv/bin/python" \
+    --no-deps --require-hashes --only-binary :all: --requirement "$lock"
+  : >"$venv/.complete"
+}
+
+[ -e "$venv/.complete" ] || make_environment
+touch "$venv"
+find "$cache" -mindepth 1 -maxdepth 1 -mtime +30 -exec rm -rf {} + # of locks that nobody uses any more
+[ ! -e .venv-backends ] || [ -L .venv-backends ] || rm -rf .venv-backends
+ln -sfn "$venv" .venv-backends
+[ "${1:-}" != --setup ] || exit 0
+
+# The package is not installed there, since every checkout uses the environment: it is found by path, in workers too.
+export PYTHONPATH="$PWD/src:$PWD"
+export OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+export HF_HUB_OFFLINE=1 VLLM_PLUGINS= VLLM_NO_USAGE_STATS=1 RAY_USAGE_STATS_ENABLED=0
+export DUOLOGUE_TEST_BACKENDS=1
+exec "$venv/bin/python" -m pytest -p no:cacheprovider -W default "${@:-tests/backends}"

@@ -1,0 +1,19 @@
+"""The one contract of all backends, over Ray: every replica on the node that is not the driver's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from tests.backends.cluster import Nodes, far_client
+from tests.integration.backends.replica import MAKERS
+from tests.integration.backends.test_contract import *  # noqa: F403
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_backend(nodes: Nodes) -> Iterator[None]:
+    MAKERS["ray"] = partial(far_client, nodes)
+    yield
+    del MAKERS["ray"]
