@@ -23,13 +23,20 @@ def configuration(
 ) -> DuologueConfig:
     """The file, over it the environment, over both the command line. Raises ConfigError."""
     given = {
-        "SERVER__HOST": host,
-        "SERVER__PORT": None if port is None else str(port),
-        "SERVER__API_KEYS": ",".join(api_keys) or None,
-        "LOGGING__LEVEL": log_level,
+        "--host": ("SERVER__HOST", host),
+        "--port": ("SERVER__PORT", None if port is None else str(port)),
+        "--api-key": ("SERVER__API_KEYS", ",".join(api_keys) or None),
+        "--log-level": ("LOGGING__LEVEL", log_level),
     }
-    typed = {f"{PREFIX}{name}": value for name, value in given.items() if value is not None}
-    return load_config(path, {**environment, **typed})
+    typed = {f"{PREFIX}{name}": value for name, value in given.values() if value is not None}
+    try:
+        return load_config(path, {**environment, **typed})
+    except ConfigError as fault:
+        if fault.origin not in typed:
+            raise
+        # Told by the name that was typed, not by the one it travels under.
+        option = next(option for option, (name, _) in given.items() if f"{PREFIX}{name}" == fault.origin)
+        raise ConfigError(option, list(fault.problems)) from None
 
 
 def run_serve(

@@ -38,7 +38,8 @@ def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
         (("talk", "--wav", "a.wav", "--mic"), ("--wav FILE or --mic",)),
         (("talk", "--wav", "/no/such.wav"), ("No such file or directory", "/no/such.wav")),
         (("serve", "/no/such.yaml"), ("/no/such.yaml", "can't be read")),
-        (("serve", "--host", "0.0.0.0"), ("api_keys",)),
+        (("serve", "--host", "0.0.0.0"), ("--host", "api_keys")),
+        (("serve", "--log-level", "loud"), ("--log-level", "loud")),
         (("demo", "--models", "/no/such"), ("model files are missing from /no/such", "type: duologue setup")),
     ],
 )
