@@ -1,6 +1,7 @@
 """What goes from stage to stage of the cascade: words to the language model, sentences to the voice.
 
-Rules kept here: partial transcripts are guesses and never handed on; where nothing was said, nothing is asked.
+Rules kept here: a partial transcript is a guess, which a model may read ahead and never answers; where nothing was said,
+nothing is asked.
 """
 
 from __future__ import annotations
@@ -14,12 +15,23 @@ RECOGNISE, RESPOND, SPEAK = 0, 1, 2
 """Stage numbers of the cascade."""
 
 
+PREFILL = "prefill"
+"""Option of a piece that only says what is likely to be asked, so that the model can read it ahead."""
+
+
 def words_to_model(source: EdgeInput) -> EdgeResult:
-    """The conversation so far, and what the user has just said as its last message."""
-    if not source.final:
-        return NOTHING
+    """The conversation so far, and what the user has just said as its last message.
+
+    A partial transcript goes ahead as a hint: most of it will stand at the same place in the final prompt.
+    """
     entry = source.entry_prompt
     words = source.output.text.strip()
+    if not source.final:
+        if not words:
+            return NOTHING
+        hint = {**entry.options, PREFILL: True}
+        messages = (*entry.messages, ChatMessage("user", words))
+        return msgspec.structs.replace(entry, audio=b"", audio_rate_hz=0, messages=messages, options=hint)
     if words:
         messages = (*entry.messages, ChatMessage("user", words))
     elif source.output.metadata.get("spoken") is True:

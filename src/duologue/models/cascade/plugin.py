@@ -99,7 +99,7 @@ def _heard(output: RequestOutput, context: DuplexOutputContext) -> Decision:
     """Words of the user. A request without audio has none."""
     spoken = output.metadata.get("spoken") is True
     results = (UserTranscript(text=output.text, final=output.finished),) if spoken else ()
-    return Decision(results=results, forward=output.finished and context.final_stage_id > RECOGNISE)
+    return Decision(results=results, forward=context.final_stage_id > RECOGNISE)
 
 
 def _said(output: RequestOutput) -> Decision:

@@ -6,6 +6,7 @@ takes longer than a few milliseconds; conversations are written down only if the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -18,9 +19,10 @@ import msgspec
 
 from duologue.engine.stages.contract import Stage, StageControl
 from duologue.models.cascade import persona
-from duologue.models.cascade.chat import ChatMessage, Completion, FinishReason, Generator, Role
+from duologue.models.cascade.chat import ChatMessage, Completion, FinishReason, GenerationError, Generator, Role
 from duologue.models.cascade.chat_endpoint import ChatEndpoint
 from duologue.models.cascade.context import fit_history
+from duologue.models.cascade.edges import PREFILL
 from duologue.models.cascade.language_model import MODEL_FILE, ContextOverflowError, LanguageModel
 from duologue.models.cascade.quiet import RATE_HZ
 from duologue.models.cascade.recogniser import LONGEST_S, Recogniser
@@ -87,7 +89,9 @@ class RecogniseStage(Stage[Heard]):
         elif self._partials and spoken and len(audio) <= int(_LONGEST_PARTIAL_S * RATE_HZ) * 2:
             words = self._recogniser.transcribe(audio, cancelled=lambda: control.cancelled)
             if words:
-                yield RequestOutput(request_id=request.request_id, text=words, metadata={"spoken": True})
+                yield RequestOutput(
+                    request_id=request.request_id, text=words, segment_finished=True, metadata={"spoken": True}
+                )
 
 
 # -- language model ------------------------------------------------------------------------------------------------------
@@ -126,10 +130,14 @@ class Slots:
 
 @dataclass(slots=True)
 class Asked:
-    """One request of the language model. ``alone``: of no session, so its conversation need not stay resident."""
+    """One request of the language model. ``alone``: of no session, so its conversation need not stay resident.
+
+    ``reading`` stops what is being read ahead for it.
+    """
 
     key: str
     alone: bool
+    reading: threading.Event = field(default_factory=threading.Event)
 
 
 class RespondStage(Stage[Asked]):
@@ -190,23 +198,37 @@ class RespondStage(Stage[Asked]):
         return Asked(key or request.request_id, alone=not key)
 
     def close(self, state: Asked) -> None:
+        state.reading.set()
         if state.alone:
             self._slots.free(state.key)
 
     def process(self, state: Asked, request: StageRequest, control: StageControl) -> Iterator[RequestOutput]:
         prompt = request.prompt
-        history = [
-            ChatMessage(Role(message.role), message.text) for message in prompt.messages if message.role != "tool"
-        ]
+        state.reading.set()
+        if not prompt.messages and not prompt.options:
+            # The end of an input that came to nothing: what was read ahead is not answered.
+            yield RequestOutput(request_id=request.request_id, finished=True, finish_reason="stop")
+            return
+        history = [ChatMessage(Role(said.role), said.text) for said in prompt.messages if said.role != "tool"]
         instructions = str(prompt.options.get("instructions") or "")
-        self._write_prompt(state.key, request, history)
-        generation = _Generation(self._model, self._slots.take(state.key), request, control)
         budget = max(64, self._context_tokens - request.params.max_tokens - 320)
         messages = persona.compose(instructions, fit_history(history, budget))
+        slot = self._slots.take(state.key)
+        if prompt.options.get(PREFILL) is True:
+            state.reading = threading.Event()
+            threading.Thread(target=self._read, args=(slot, messages, state.reading), name="read", daemon=True).start()
+            return
+        self._write_prompt(state.key, request, history)
+        generation = _Generation(self._model, slot, request, control)
         deltas = prompt.options.get("deltas") is True
         with self._work:
             generation.start(messages)
             yield from _pieces(request.request_id, generation, sentences=not deltas)
+
+    def _read(self, slot: int, messages: Sequence[ChatMessage], stop: threading.Event) -> None:
+        """Compute what is likely to be asked into the slot, until the real question comes."""
+        with self._work, contextlib.suppress(GenerationError):
+            self._model.prefill(slot, messages, cancelled=stop.is_set)
 
     def _write_prompt(self, key: str, request: StageRequest, history: Sequence[ChatMessage]) -> None:
         if self._prompt_log is None:
