@@ -65,9 +65,9 @@ class Site:
         self.detection = SimDetection(self.plan.detector, runtime, trace)
         self.config = DuplexSessionRuntimeConfig(**self.plan.runtime)  # type: ignore[arg-type]
         self.limits = ConnectionLimits(**self.plan.limits)  # type: ignore[arg-type]
-        self.crash: Exception | None = None
         self.stopped = False
         self._life: asyncio.Task[None] | None = None
+        self._stop: asyncio.Task[None] | None = None
         self._build()
 
     def _build(self) -> None:
@@ -211,9 +211,12 @@ class Site:
         task.add_done_callback(lambda _: pipe.over())
 
     async def stop(self, *, crash: bool = False) -> None:
-        """Drain the server and stop the engine; with ``crash`` the engine fails first."""
-        if self.stopped:
-            return
+        """Drain the server and stop the engine, once; with ``crash`` the engine fails first. Returns when it has stopped."""
+        if self._stop is None:
+            self._stop = self.runtime.spawn(self._stop_all(crash=crash), name="stop")
+        await asyncio.shield(self._stop)
+
+    async def _stop_all(self, *, crash: bool) -> None:
         self.stopped = True
         if crash:
             self.trace.count("site.crash")

@@ -131,9 +131,7 @@ class World:
         await asyncio.sleep(shutdown.at_ms / 1000)
         self.trace.count("site.shutdown")
         self.trace.note("world", "shutdown", f"d{shutdown.deployment}{' crash' if shutdown.crash else ''}")
-        # It must run to its end, whatever becomes of this task.
-        stop = self.runtime.spawn(self.sites[shutdown.deployment].stop(crash=shutdown.crash), name="stop")
-        await asyncio.shield(stop)
+        await self.sites[shutdown.deployment].stop(crash=shutdown.crash)
 
     # Errands
 
