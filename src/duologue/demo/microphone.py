@@ -50,7 +50,7 @@ class Spoken(msgspec.Struct, frozen=True, kw_only=True):
         return self.start_sample + self.utterance.last_speech_sample
 
 
-def annotate(text: str, pcm16: bytes, rate_hz: int, *, threshold: float = 0.02) -> Utterance:
+def annotate(text: str, pcm16: bytes, rate_hz: int, *, threshold: float = 0.01) -> Utterance:
     """An utterance whose speech lies between the first and the last 10 ms louder than `threshold` of the loudest.
 
     Raises ValueError if there is no sound in it.

@@ -27,7 +27,7 @@ def test_speech_is_found_between_the_silences() -> None:
 
 
 def test_noise_far_below_the_speech_is_not_speech() -> None:
-    utterance = annotate("hm", tone(0.5, 100.0) + tone(1.0) + tone(0.5, 100.0), RATE_HZ)
+    utterance = annotate("hm", tone(0.5, 50.0) + tone(1.0) + tone(0.5, 50.0), RATE_HZ)
     assert (utterance.first_speech_sample, utterance.last_speech_sample) == (8000, 23_999)
 
 
