@@ -122,6 +122,7 @@ def new_response(
         has_audio=modality == "audio",
         response_id=response_id,
         ack_only=config.playback_commit_policy == "ack_only",
+        commit_all=config.playback_commit_policy == "commit_all_on_done",
     )
     response = Response(
         response_id=response_id,

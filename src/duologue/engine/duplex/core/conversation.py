@@ -101,15 +101,18 @@ def clear_output(s: SessionState, command: ClearOutput) -> None:
     if named is not None and (target is None or named != target.response_id):
         s.emit(OutputCleared(response_id=named))
         return
-    if not cancel.cancel(s, cancel.OUTPUT) and target is not None:
-        _settle_clear(s, target)
+    stopped = cancel.cancel(s, cancel.OUTPUT)
+    if target is None:
+        return
+    target.item.sealed = True
+    if not stopped:
+        _settle_clear(target.item)
         s.emit(OutputCleared(response_id=target.response_id))
 
 
-def _settle_clear(s: SessionState, response: Response) -> None:
+def _settle_clear(item: Item) -> None:
     """The client cleared audio that by our estimate had ended: what it acknowledged is what was heard."""
-    item = response.item
-    if item.acked_ms and item.acked_ms < response.released_ms:
+    if item.acked_ms and item.acked_ms < item.sent_ms:
         item.hard_cut_ms = min(item.acked_ms, item.hard_cut_ms if item.hard_cut_ms is not None else item.acked_ms)
 
 
@@ -194,8 +197,7 @@ def truncate_item(s: SessionState, command: TruncateItem) -> None:
         )
         return
     response = _response_of(s, item)
-    limit_ms = float(spoken.audio_ms) if response is None else min(response.released_ms, float(spoken.audio_ms))
-    audio_ms = min(max(0.0, float(command.audio_end_ms)), limit_ms)
+    audio_ms = min(max(0.0, float(command.audio_end_ms)), item.sent_ms)  # never more than left
     item.hard_cut_ms = audio_ms if item.hard_cut_ms is None else min(item.hard_cut_ms, audio_ms)
     if response is None or not response.open:
         if response is not None and s.response is None and s.playback.playing(s.now):
@@ -230,15 +232,15 @@ def ack_playback(s: SessionState, command: AckPlayback) -> None:
     if command.item_id is not None and command.item_id != item.item_id:
         _late_ack(s, command)
         return
-    played_ms = min(max(0.0, float(command.played_ms)), response.released_ms)
+    played_ms = min(max(0.0, float(command.played_ms)), item.sent_ms)
     superseded = not response.open and _answered_since(s, item)
-    note = "superseded" if superseded else None
-    if not superseded:
+    note = "cleared" if item.sealed else "superseded" if superseded else None
+    if note is None:
         item.acked_ms = max(item.acked_ms, played_ms)
         if item.soft_cut_ms is not None:
             item.soft_cut_ms = max(item.soft_cut_ms, item.acked_ms)
-        if response.base_ms is not None and response.state != "cancelled":
-            s.playback.set(response.base_ms + item.acked_ms, s.now)
+        if item.base_ms is not None and response.state != "cancelled":
+            s.playback.set(item.base_ms + item.acked_ms, s.now)
         if command.truncate:
             item.hard_cut_ms = played_ms if item.hard_cut_ms is None else min(item.hard_cut_ms, played_ms)
     s.emit(
@@ -246,7 +248,7 @@ def ack_playback(s: SessionState, command: AckPlayback) -> None:
             response_id=response.response_id,
             item_id=item.item_id,
             played_ms=int(played_ms),
-            history_committed=not superseded and s.history.get(item.item_id) is item,
+            history_committed=note is None and s.history.get(item.item_id) is item,
             note=note,
         )
     )

@@ -1,9 +1,9 @@
 """The conversation: one list that serves wire items and prompt alike.
 
 Rules kept here: items never reorder by themselves; an assistant's text is what was heard, by the arithmetic of
-``heard.py``; a *soft* cut (estimated at an interruption) may be corrected later, a *hard* cut (the client's truncation) is
-a permanent maximum; the list is bounded: beyond ``max_items`` the oldest items are forgotten, beyond ``max_chars`` the
-oldest are left out of the prompt.
+``heard.py``, and never more than was sent; a *soft* cut (estimated at an interruption) may be corrected later, unless the
+client cleared it; a *hard* cut (the client's truncation) is a permanent maximum; the list is bounded: beyond ``max_items``
+the oldest items are forgotten, beyond ``max_chars`` the oldest are left out of the prompt.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from duologue.engine.duplex.plugin import HistoryEntry
 
 @dataclass(slots=True)
 class Item:
-    """One item. ``spoken`` is set for what an assistant said aloud, ``transcript`` for what a user did."""
+    """One item. ``spoken`` is set for what an assistant said aloud, ``transcript`` for what a user did.
+
+    ``base_ms`` is where its audio begins on the session's playback line (``None``: nothing was sent), ``sent_ms`` how much
+    of it was sent and not taken back.
+    """
 
     item_id: str
     role: ItemRole
@@ -31,7 +35,11 @@ class Item:
     soft_cut_ms: float | None = None
     hard_cut_ms: float | None = None
     acked_ms: float = 0.0
+    base_ms: float | None = None
+    sent_ms: float = 0.0
     ack_only: bool = False
+    commit_all: bool = False  # an answer that was made to its end counts as heard to its end
+    sealed: bool = False  # cleared by the client: a late acknowledgement brings nothing back
     answered: bool = True
 
     @property
@@ -41,6 +49,17 @@ class Item:
         if self.ack_only:
             cuts.append(self.acked_ms)
         return min(cuts) if cuts else None
+
+    def heard_ms(self, position_ms: float) -> float:
+        """How much of it was heard when the playback line is at ``position_ms``."""
+        if self.base_ms is None:
+            return 0.0
+        return min(max(0.0, position_ms - self.base_ms), self.sent_ms)
+
+    def cut_to(self, position_ms: float) -> None:
+        """It was interrupted when the playback line was at ``position_ms``."""
+        if self.has_audio and not (self.commit_all and self.status == "completed"):
+            self.soft_cut_ms = self.heard_ms(position_ms)
 
     def heard_text(self) -> str:
         """The item's text as the prompt and the wire show it."""
@@ -96,11 +115,10 @@ class History:
 
     def append(self, item: Item) -> str | None:
         """Add at the end; returns the id before it."""
-        previous = self.last_id()
         self.items.append(item)
         self.by_id[item.item_id] = item
-        self._evict()
-        return previous
+        self._evict(item)
+        return self.items[-2].item_id if len(self.items) > 1 else None
 
     def insert(self, item: Item, previous_item_id: str | None) -> str | None:
         """Add after ``previous_item_id`` (``"root"``: first; ``None``: last). ``KeyError`` if it is unknown."""
@@ -109,9 +127,9 @@ class History:
         index = 0 if previous_item_id == "root" else self.items.index(self.by_id[previous_item_id]) + 1
         self.items.insert(index, item)
         self.by_id[item.item_id] = item
-        previous = self.items[index - 1].item_id if index else None
-        self._evict()
-        return previous
+        self._evict(item)
+        index = self.items.index(item)
+        return self.items[index - 1].item_id if index else None
 
     def remove(self, item_id: str) -> Item | None:
         """Forget one item."""
@@ -120,11 +138,16 @@ class History:
             self.items.remove(item)
         return item
 
-    def _evict(self) -> None:
+    def _evict(self, newest: Item) -> None:
         while len(self.items) > self.max_items:
-            oldest = self.items.pop(0)
+            # Never the one that was just accepted, wherever the client put it.
+            oldest = self.items.pop(int(self.items[0] is newest))
             del self.by_id[oldest.item_id]
             self.evicted += 1
+
+    def played_after(self, position_ms: float) -> list[Item]:
+        """Items whose audio reaches beyond ``position_ms`` of the playback line."""
+        return [item for item in self.items if item.base_ms is not None and item.base_ms + item.sent_ms > position_ms]
 
     def prompt(self, before: str | None = None) -> tuple[HistoryEntry, ...]:
         """The conversation for the model, up to but without item ``before``. Empty turns are left out."""

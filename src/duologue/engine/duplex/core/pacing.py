@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from duologue.engine.duplex.core import answers
 from duologue.engine.duplex.core.effects import InvalidateOutput, SetPaused
+from duologue.engine.duplex.core.history import Item
 from duologue.engine.duplex.core.outbox import AudioEntry, DoneEntry
 from duologue.engine.duplex.core.responses import Response
 from duologue.engine.duplex.core.state import SessionState
@@ -49,15 +50,16 @@ def _release_audio(s: SessionState, response: Response, entry: AudioEntry) -> bo
     if not s.has_room(int(slice_ms * entry.rate_hz / 500)):
         return False  # the socket is the pace: taking what is out comes back here
     audio, duration_ms, text = s.outbox.slice(entry, s.runtime.audio_delta_ms)
-    if response.base_ms is None:
-        response.base_ms = playback.released_ms
-    start_ms = response.released_ms
-    response.released_ms += duration_ms
+    item = response.item
+    if item.base_ms is None:
+        item.base_ms = playback.released_ms
+    start_ms = item.sent_ms
+    item.sent_ms += duration_ms
     playback.released_ms += duration_ms
     s.emit(
         ResponseAudio(
             response_id=response.response_id,
-            item_id=response.item.item_id,
+            item_id=item.item_id,
             epoch=response.epoch,
             audio=audio,
             rate_hz=entry.rate_hz,
@@ -95,38 +97,37 @@ def taken(s: SessionState, number: int) -> None:
         release(s)
 
 
-def withdraw(s: SessionState, response: Response) -> float:
-    """Nothing more of ``response`` may be sent; returns the milliseconds of it that were heard."""
-    heard_ms = response.heard_ms(s.playback.position(s.now))
+def withdraw(s: SessionState, response: Response) -> None:
+    """Nothing more of ``response`` may be sent; what of it was not heard is not part of the conversation."""
+    position_ms = s.playback.position(s.now)
     s.outbox.remove(response.response_id)
-    response.released_ms -= _invalidate(s, response.response_id)
+    _invalidate(s, response.response_id, response.item)
     s.pace_at = None
-    if response.item.has_audio and response.spoken.audio_samples:
-        response.item.soft_cut_ms = min(heard_ms, response.released_ms)
-    return heard_ms
+    response.item.cut_to(position_ms)
 
 
-def _invalidate(s: SessionState, response_id: str) -> float:
-    """Take back what no socket has taken; returns the milliseconds of audio in it."""
+def _invalidate(s: SessionState, response_id: str, item: Item | None) -> None:
+    """Take back what no socket has taken."""
     untaken_ms = s.outbox.withdraw(response_id)
-    if untaken_ms is None:
-        return 0.0
-    s.playback.released_ms -= untaken_ms
-    s.do(InvalidateOutput(response_id=response_id))
-    return untaken_ms
+    if untaken_ms is not None:
+        s.playback.released_ms -= untaken_ms
+        if item is not None:
+            item.sent_ms -= untaken_ms
+        s.do(InvalidateOutput(response_id=response_id))
 
 
 def withdraw_finished(s: SessionState) -> None:
-    """Stop finished responses that the listener has not heard to their end."""
-    last = s.last_response
-    current = s.response.response_id if s.response is not None else None
+    """Stop finished responses, however many, that the listener has not heard to their end."""
+    position_ms = s.playback.position(s.now)
+    current = s.response.item if s.response is not None else None
+    ended = s.history.played_after(position_ms)
+    items = {item.response_id: item for item in ended if item is not current}
     waiting = {entry.response_id for entry in s.outbox.released if entry.audio_ms > 0.0}
-    if last is not None:
-        waiting.discard(last.response_id)
-        withdraw(s, last)
-    for response_id in sorted(rid for rid in waiting if rid is not None and rid != current):
-        # Answers before the last one: by now only their audio is left, and nobody reads it.
-        _invalidate(s, response_id)
+    for response_id in sorted(rid for rid in waiting if rid is not None):
+        if current is None or response_id != current.response_id:
+            _invalidate(s, response_id, items.get(response_id))
+    for item in items.values():
+        item.cut_to(position_ms)
 
 
 def _arm_idle(s: SessionState) -> None:

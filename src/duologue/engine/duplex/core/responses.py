@@ -18,8 +18,7 @@ OPEN_STATES = frozenset({"created", "speaking", "draining"})
 class Response:
     """``config`` is the configuration it was created under; a later update does not touch it.
 
-    ``base_ms`` is where its audio begins on the session's playback line, once the first of it was released;
-    ``released_ms`` how much of it was.
+    Where its audio lies on the playback line, and how much of it was sent, is known to its item, which outlives it.
     """
 
     response_id: str
@@ -33,8 +32,6 @@ class Response:
     state: str = "created"
     request_id: str | None = None
     spoken: SpokenText = field(default_factory=SpokenText)
-    base_ms: float | None = None
-    released_ms: float = 0.0
     announced: bool = False  # its creation left: only then does its terminal
 
     @property
@@ -52,9 +49,3 @@ class Response:
 
     def advance(self, event: str) -> None:
         self.state = advance(RESPONSE, self.state, event)
-
-    def heard_ms(self, position_ms: float) -> float:
-        """How much of it was heard when the playback line is at ``position_ms``."""
-        if self.base_ms is None:
-            return 0.0
-        return min(max(0.0, position_ms - self.base_ms), self.released_ms)

@@ -51,7 +51,7 @@ def onset(s: SessionState, edge: Edge) -> None:
         decide_at=s.now + s.config.overlap_decide_ms / 1000.0,
     )
     s.outbox.held = True
-    unheard = s.response is not None and s.response.base_ms is None and not s.playback.playing(s.now)
+    unheard = s.response is not None and s.response.item.base_ms is None and not s.playback.playing(s.now)
     interruption.evaluate(s, waited=unheard)
 
 
