@@ -334,6 +334,7 @@ async def test_a_failed_request_of_a_resident_session_takes_the_session_along(ru
         (request_id,) = world.engine.request_states
         state = state_of(world, request_id)
         assert await world.engine._handle_forward_failure(request_id, 0, state, ValueError("x")) is True
+        await asyncio.sleep(0.001)
         assert client.kinds[-2:] == ["ErrorRaised", "SessionExpired"]
         assert client.of(SessionExpired)[0].slot_released
         assert world.everything() == {}

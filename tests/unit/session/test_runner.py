@@ -71,12 +71,12 @@ async def test_a_submission_that_waits_costs_one_task_and_is_accepted_once(runti
     there = desk(runtime)
     there.port.on_submit = lambda: asyncio.sleep(0.5)
     ask(there)
-    assert len(there.runner.tasks.appends) == 1
+    assert list(there.runner.tasks.appends) == [there.runner.tasks.tail]
     await asyncio.sleep(0.4)
     assert there.runner.model_state.accepted == 0  # type: ignore[attr-defined]
     await asyncio.sleep(0.2)
     assert there.runner.model_state.accepted == 1  # type: ignore[attr-defined]
-    assert len(there.runner.tasks) == 0
+    assert (len(there.runner.tasks), there.runner.tasks.tail) == (0, None)
 
 
 @virtual

@@ -236,6 +236,7 @@ class ModelChannel:
         self.tasks_spawned += 1
         waiting = self._in_flight = _Submission(effect, request, submitted_at, rest)
         task = waiting.task = self._ctx.services.spawn_task(waiting.run(), name="append", append=True)
+        self._ctx.tasks.tail = task
         waiting.timer = self._ctx.runtime.call_at(submitted_at + self._submit_timeout_s, waiting.give_up)
         # A callback and not code around the wait: a task that is cancelled before it ran never enters its code.
         task.add_done_callback(lambda _: self._submission_ended(waiting))
@@ -245,7 +246,7 @@ class ModelChannel:
 
     def _submission_ended(self, waiting: _Submission) -> None:
         effect = waiting.effect
-        self._in_flight = None
+        self._in_flight = self._ctx.tasks.tail = None
         waiting.rest.close()
         if waiting.timer is not None:
             waiting.timer.cancel()

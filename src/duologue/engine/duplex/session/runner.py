@@ -368,6 +368,9 @@ class DuplexSessionRunner:
     def plugin_failed(self, hook: str, exc: BaseException, *, request_id: str | None = None) -> None:
         """A hook of the plugin raised: an ephemeral model loses that response, a resident one its session."""
         logger.error("Model plugin failed in %s", hook, exc_info=exc, extra={"session_id": self.session.session_id})
+        if request_id is not None:
+            # The stages know nothing of this failure: the request still runs there.
+            self.model.abort((request_id,))
         self.fail(
             ErrorCode.RUNTIME_PLUGIN_FAILED,
             f"The model plugin failed in {hook} ({type(exc).__name__}).",
