@@ -82,7 +82,20 @@ async def _world(
         await asyncio.sleep(4.0)
         await asyncio.gather(victim.say(), witness.say())
         await asyncio.sleep(4.0)
+        if victim.terminals:
+            kept = {name: size for name, size in pipeline_tables(world, VICTIM).items() if size}
+            assert kept == {}, "an ended session left something, long before the engine stops"
     return victim, witness
+
+
+def pipeline_tables(world: World, session_id: str) -> dict[str, int]:
+    """What the engine still holds for one session."""
+    states = world.engine.request_states.values()
+    return {
+        "requests": sum(getattr(state, "session_id", "") == session_id for state in states),
+        "slot": int(world.engine.session_manager.runner(session_id) is not None),
+        "stage_states": max(0, world.pipeline.open_states - len(states)),
+    }
 
 
 def _trace(client: Client) -> list[object]:

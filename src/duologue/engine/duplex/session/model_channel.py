@@ -7,7 +7,8 @@ Rules kept here:
 * a request that is stopped while its submission is in flight is stopped again once that submission has ended: an abort
   always reaches the stage;
 * a request that could not be stopped or forgotten is kept until it could: nothing is lost, the reaper retries;
-* an id stops being the session's before it is stopped, so that late output of it reaches nobody.
+* an id stops being the session's before it is stopped, so that late output of it reaches nobody;
+* whatever was begun at a stage and never dropped is dropped with the session, whether the session remembers it or not.
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ class ModelChannel:
         self._session_config: Options = {}
         self._context: DuplexStageRequestContext | None = None
         self._in_flight: _Submission | None = None
+        self._begun: dict[str, None] = {}
         self._unclean: dict[str, bool] = {}
         self._cleaning = False
         self._again = False
@@ -225,6 +227,8 @@ class ModelChannel:
 
     def _start(self, effect: SubmitAppend, request: AppendPlanRequest, submission: DuplexStageSubmission) -> None:
         submitted_at = self._ctx.runtime.now()
+        if effect.first:
+            self._begun[effect.request_id] = None
         try:
             rest = drive(self._submit_to_port(submission))
         except Exception as exc:
@@ -309,7 +313,7 @@ class ModelChannel:
         ``external``: someone else is cleaning these very requests and will say how it went.
         """
         self._closing = True
-        for request_id in request_ids:
+        for request_id in dict.fromkeys([*request_ids, *self._begun]):
             self._mark(request_id, abort=True)
         if not external:
             self.retry()
@@ -333,6 +337,7 @@ class ModelChannel:
 
     def _mark(self, request_id: str, *, abort: bool) -> None:
         self._ctx.manager.unregister_request(request_id)
+        self._begun.pop(request_id, None)
         self._unclean[request_id] = abort or self._unclean.get(request_id, False)
         waiting = self._in_flight
         if waiting is not None and waiting.effect.request_id == request_id and not waiting.stopped:
