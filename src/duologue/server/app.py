@@ -17,6 +17,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from duologue.clock import Runtime
+from duologue.config.turns import TurnLimits
 from duologue.errors import ERRORS, AdmissionFault, DuologueError, ErrorCode
 from duologue.server.connection import Connection
 from duologue.server.engine import EngineHealth, EnginePort
@@ -25,7 +26,10 @@ from duologue.server.metrics import CONTENT_TYPE, ServerMetrics
 from duologue.server.registry import SessionHub
 from duologue.server.shell import SocketShell, ask
 from duologue.server.transport import EXTENSION, AsgiTransport, DirectTransport
+from duologue.server.turns.routes import TurnRoutes
 from duologue.wire.objects import ErrorBody
+
+_TURNS = TurnLimits()
 
 
 class _ErrorAnswer(msgspec.Struct):
@@ -68,7 +72,14 @@ class RealtimeServer:
     """The server's state, shared by all requests. ``app`` is the ASGI application."""
 
     def __init__(
-        self, *, engine: EnginePort, hub: SessionHub, access: Access, runtime: Runtime, metrics: ServerMetrics
+        self,
+        *,
+        engine: EnginePort,
+        hub: SessionHub,
+        access: Access,
+        runtime: Runtime,
+        metrics: ServerMetrics,
+        turns: TurnLimits = _TURNS,
     ) -> None:
         self.engine = engine
         self.hub = hub
@@ -78,6 +89,15 @@ class RealtimeServer:
         self._shells: dict[SocketShell, None] = {}
         self._changed = asyncio.Event()
         hub.on_change = self._changed.set
+        self.turns = TurnRoutes(
+            turns=lambda: engine.turns(),
+            models=tuple(engine.models()),
+            access=access,
+            runtime=runtime,
+            limits=turns,
+            metrics=metrics.turns,
+            on_change=self._changed.set,
+        )
         self.app = Starlette(
             routes=[
                 WebSocketRoute("/v1/realtime", self._realtime),
@@ -87,6 +107,7 @@ class RealtimeServer:
                 Route("/metrics", self._metrics),
                 Route("/v1/models", self._models),
                 Route("/v1/models/{model:path}", self._model),
+                *self.turns.routes,
             ]
         )
 
@@ -100,7 +121,7 @@ class RealtimeServer:
 
         What is still open then is dropped.
         """
-        self.hub.draining = True
+        self.hub.draining = self.turns.draining = True
         for shell in list(self._shells):
             shell.shutdown()
         for attachment in self.hub.sessions:
@@ -108,12 +129,13 @@ class RealtimeServer:
                 self._runtime.spawn(ask(self.engine, self.hub.close_message(attachment, "shutdown")), name="close")
         try:
             async with asyncio.timeout(timeout_s):
-                while self._shells or self.hub.sessions:
+                while self._shells or self.hub.sessions or self.turns.active:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
             for shell in list(self._shells):
                 shell.abort()
+            self.turns.stop()
             return False
         return True
 
@@ -182,6 +204,7 @@ class RealtimeServer:
             self._admit(request, [])
         except AdmissionFault as fault:
             return _error(fault)
+        self.turns.measure()
         return Response(self.metrics.render(self.hub, self.engine.health()), media_type=CONTENT_TYPE)
 
     async def _models(self, request: Request) -> Response:

@@ -19,22 +19,24 @@ from duologue.clock import Runtime
 from duologue.config.pipeline import PipelineConfig
 from duologue.config.service import DuologueConfig, is_loopback
 from duologue.config.stage_config import ModelConfig
+from duologue.config.turns import TurnLimits
 from duologue.detect.speech import SpeechScorer
 from duologue.detect.turn_end import TurnEndClassifier
 from duologue.engine.assembly import build_edges, build_pools
-from duologue.engine.duplex.plugin import DuplexModelPlugin
+from duologue.engine.duplex.plugin import DuplexModelPlugin, TurnRequests
 from duologue.engine.duplex.session.detection import BatchedDetection, DetectionService, ScriptedDetection
 from duologue.engine.duplex_orchestrator import DuplexOrchestrator
 from duologue.engine.messages import Shutdown
 from duologue.engine.stage_pool import StagePool
 from duologue.engine.stages.edge import Edge
 from duologue.log import init_logger
-from duologue.outputs import Options
+from duologue.outputs import Options, SamplingParams
 from duologue.server.engine import EngineFront, EngineHealth, EnginePort, PoolHealth
 from duologue.server.hello import LOCAL_ORIGINS
 from duologue.server.models import ModelCard
 from duologue.server.registry import ConnectionLimits
 from duologue.server.serve import ServeConfig, ServeError
+from duologue.server.turns.desk import TurnDesk
 
 logger = init_logger(__name__)
 
@@ -66,6 +68,7 @@ def serve_config(config: DuologueConfig) -> ServeConfig:
         tls_certificate=server.tls_certificate,
         tls_key=server.tls_key,
         session=config.session,
+        turns=server.turns,
         resumable=server.resumable,
         drain_timeout_s=limits.drain_timeout_s,
         max_frame_bytes=limits.max_frame_bytes,
@@ -111,6 +114,7 @@ async def engine(config: DuologueConfig, runtime: Runtime) -> AsyncIterator[Engi
         detection=model.detection,
     )
     front.attach(orchestrator)
+    front.serve_turns(turn_desk(front, orchestrator, config.server.turns))
     await orchestrator.start()
     life = runtime.spawn(_run(orchestrator, front), name="engine")
     try:
@@ -122,6 +126,26 @@ async def engine(config: DuologueConfig, runtime: Runtime) -> AsyncIterator[Engi
             logger.error("the engine did not stop in time", extra={"timeout_s": ENGINE_STOP_S})
             life.cancel()
             await asyncio.wait([life], timeout=1.0)
+
+
+def turn_desk(front: EngineFront, orchestrator: DuplexOrchestrator, limits: TurnLimits) -> TurnDesk:
+    """Ordinary requests on the engine of the sessions, as far as its plugin plans them."""
+    plugin = orchestrator.plugin
+
+    def defaults() -> list[SamplingParams]:
+        # A stage without a live replica fails the requests that reach it, and only those.
+        clients = [pool.stage_client for pool in orchestrator.stage_pools]
+        return [SamplingParams() if client is None else client.default_sampling_params for client in clients]
+
+    return TurnDesk(
+        engine=front,
+        pause=orchestrator.set_paused,
+        planner=plugin if isinstance(plugin, TurnRequests) else None,
+        defaults=defaults,
+        runtime=orchestrator.runtime,
+        limits=limits,
+        input_rate_hz=plugin.capabilities.input_rate_hz,
+    )
 
 
 async def _run(orchestrator: DuplexOrchestrator, front: EngineFront) -> None:

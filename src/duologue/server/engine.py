@@ -26,7 +26,7 @@ from duologue.engine.duplex.messages import (
     SessionEventMessage,
     TouchSession,
 )
-from duologue.engine.messages import EngineQueueMessage, ResultMessage
+from duologue.engine.messages import AbortRequest, EngineQueueMessage, ResultMessage
 from duologue.errors import (
     ERRORS,
     AdmissionFault,
@@ -39,6 +39,7 @@ from duologue.errors import (
 )
 from duologue.log import init_logger
 from duologue.server.models import ModelCard
+from duologue.server.turns.port import TurnPort, TurnService
 
 logger = init_logger(__name__)
 
@@ -89,6 +90,10 @@ class EnginePort(Protocol):
 
     def unsubscribe(self, session_id: str) -> None:
         """Stop; harmless if nothing was subscribed."""
+        ...
+
+    def turns(self) -> TurnPort:
+        """Ordinary requests. Raises :class:`ClientFault` (``unsupported``) where there are none."""
         ...
 
     def models(self) -> Sequence[ModelCard]:
@@ -156,21 +161,41 @@ class EngineFront:
         self._sinks: dict[str, SessionSink] = {}
         self._numbers: dict[str, int] = {}
         self._waiting: dict[str, asyncio.Future[object]] = {}
+        self._turns: TurnService | None = None
+        self._aborts = 0
         self._dead = False
 
     def attach(self, orchestrator: Orchestrator) -> None:
         """The orchestrator exists; from now on messages are posted to it."""
         self._orchestrator = orchestrator
 
+    def serve_turns(self, turns: TurnService) -> None:
+        """From now on there are ordinary requests too."""
+        self._turns = turns
+
+    def turns(self) -> TurnPort:
+        if self._turns is None:
+            raise ClientFault(ErrorCode.UNSUPPORTED, "This server answers sessions only: use /v1/realtime.")
+        return self._turns
+
     def post(self, message: EngineQueueMessage) -> None:
         if self._orchestrator is not None and not self._dead:
             self._orchestrator.post(message)
 
     async def control(self, message: ControlMessage) -> object:
+        return await self._ask(message.control_id, message)
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """Stop ordinary requests at every stage; returns when they are. Raises :class:`DuologueError`."""
+        self._aborts += 1
+        control_id = f"abort-{self._aborts}"
+        await self._ask(control_id, AbortRequest(request_ids=tuple(request_ids), control_id=control_id))
+
+    async def _ask(self, control_id: str, message: EngineQueueMessage) -> object:
         if self._dead or self._orchestrator is None:
             raise SessionFault(ErrorCode.ENGINE_DEAD, ERRORS[ErrorCode.ENGINE_DEAD].summary)
         answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._waiting[message.control_id] = answer
+        self._waiting[control_id] = answer
         self._orchestrator.post(message)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -180,8 +205,8 @@ class EngineFront:
                 ErrorCode.TIMEOUT, f"The engine did not answer within {self._timeout_s:g} s; try again."
             ) from None
         finally:
-            if self._waiting.get(message.control_id) is answer:
-                del self._waiting[message.control_id]
+            if self._waiting.get(control_id) is answer:
+                del self._waiting[control_id]
 
     def subscribe(self, session_id: str, sink: SessionSink) -> None:
         self._sinks[session_id] = sink
@@ -208,10 +233,14 @@ class EngineFront:
             event = SessionClosed(reason="engine_dead", slot_released=True, fault=ErrorCode.ENGINE_DEAD)
             number = self._numbers.get(session_id, 0) + 1
             self._output(SessionEventMessage(session_id=session_id, number=number, event=event))
+        if self._turns is not None:
+            self._turns.died(fault)
 
     def _output(self, message: EngineQueueMessage) -> None:
         if not isinstance(message, SessionEventMessage | OutputInvalidated):
-            return  # of a turn-based request: none is started through this port
+            if self._turns is not None:
+                self._turns.take(message)
+            return
         sink = self._sinks.get(message.session_id)
         if sink is None:
             return

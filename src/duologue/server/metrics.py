@@ -13,6 +13,7 @@ from duologue.engine.duplex import events
 from duologue.errors import ErrorCode
 from duologue.server.engine import EngineHealth
 from duologue.server.registry import SessionHub
+from duologue.server.turns.measure import TurnMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _STOP_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 2.0)
@@ -36,6 +37,7 @@ class ServerMetrics:
         self._journal = Gauge("duologue_journal_bytes", "Bytes held for resume.", registry=self._registry)
         self._slots = Gauge("duologue_slots", "Session slots.", ["state"], registry=self._registry)
         self._replicas = Gauge("duologue_replicas", "Stage replicas.", ["stage", "state"], registry=self._registry)
+        self.turns = TurnMetrics(self._registry)
         self._onset = self._stop("onset", "Speech onset to the last audio byte handed over.")
         self._decision = self._stop("decision", "Decision to stop to the last audio byte handed over.")
 

@@ -24,6 +24,7 @@ import uvicorn
 
 from duologue.clock import AsyncioRuntime, Runtime
 from duologue.config.session import SessionConfig
+from duologue.config.turns import TurnLimits
 from duologue.log import init_logger
 from duologue.server.app import RealtimeServer
 from duologue.server.engine import EnginePort
@@ -57,6 +58,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     model_aliases: tuple[str, ...] = DEFAULT_ALIASES
     session: SessionConfig = SessionConfig()
     limits: ConnectionLimits = ConnectionLimits()
+    turns: TurnLimits = TurnLimits()
     resumable: bool = True
     drain_timeout_s: float = 10.0
     handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
@@ -194,7 +196,7 @@ def _build(config: ServeConfig, engine: EnginePort, runtime: Runtime) -> Realtim
         resumable=config.resumable,
     )
     access = Access(config.api_keys, config.allowed_origins)
-    return RealtimeServer(engine=engine, hub=hub, access=access, runtime=runtime, metrics=metrics)
+    return RealtimeServer(engine=engine, hub=hub, access=access, runtime=runtime, metrics=metrics, turns=config.turns)
 
 
 @asynccontextmanager

@@ -19,6 +19,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.exceptions import InvalidState
 
 EXTENSION: Final = "duologue.transport"
+CONNECTION: Final = "duologue.connection"  # in the state of an HTTP scope: the socket's transport
 FRAME: Final = "duologue.frame"  # in a received message: the bytes of a text frame
 WRITE_HIGH_BYTES: Final = 32 * 1024
 CLOSE_TIMEOUT_S: Final = 2.0
@@ -112,6 +113,7 @@ class HandshakeProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
+        self.app_state = {**self.app_state, CONNECTION: transport}
         self.loop.call_later(self.handshake_timeout_s, self._check_handshake)
 
     def _check_handshake(self) -> None:
