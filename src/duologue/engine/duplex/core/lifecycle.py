@@ -278,7 +278,8 @@ def stage_failed(s: SessionState, item: StageFailed) -> None:
     if item.request_id is not None and s.requests.get(item.request_id) is None and not item.session_ends:
         return
     if s.resident_family or item.session_ends:
-        # The request stays in the table: it may still run, and the end of the session stops what is in there.
+        if item.request_id is not None:
+            s.requests.remove(item.request_id)
         fault(s, item.code, item.message, kind="expired", reason="request_cleanup")
         return
     answers.stage_failed(s, item)
