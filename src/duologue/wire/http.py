@@ -6,7 +6,7 @@ read, so that they can be refused), writing is exact; what is ``UNSET`` is not o
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -115,7 +115,6 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: bool | None = None
     response_format: ResponseFormat | None = None
     tools: tuple[Raw, ...] | None = None
-    tool_choice: Any = None
     functions: tuple[Raw, ...] | None = None
 
 
