@@ -92,13 +92,15 @@ def create(s: SessionState, item_id: str | None, options: ResponseOptions) -> No
 def _request_for(s: SessionState, committed: CommittedTurn | None) -> StageRequestRecord:
     """A fresh request: with the turn's audio if its words are not known yet, else with the conversation alone."""
     item = s.history.get(committed.item_id) if committed is not None else None
-    if committed is not None and (item is None or item.transcript is None):
+    words_suffice = s.capabilities.supports_text_turns and item is not None and item.transcript is not None
+    if committed is not None and not words_suffice:
         if committed.transcribing is not None:
             hearing.abandon(s, committed.transcribing)
             committed.transcribing = None
         record = hearing.open_request(s, "turn", committed.item_id)
         committed.request_id, committed.sent_bytes = record.request_id, len(committed.audio)
-        hearing.queue(s, record, committed.audio, final=True, respond=True, item_id=committed.item_id)
+        audio = hearing.unheard_audio(s, committed)
+        hearing.queue(s, record, audio, final=True, respond=True, item_id=committed.item_id)
         return record
     record = hearing.open_request(s, "turn", None)
     hearing.queue(s, record, b"", final=True, respond=True, item_id=None)
@@ -142,6 +144,7 @@ def new_response(
         user_item.answered = True
         if user_item.item_id == item_id:
             break
+    hearing.forget_settled(s)
     s.response = response
     s.idle_at = None
     response.announced = s.emit(
@@ -232,11 +235,10 @@ def _transcript(s: SessionState, record: StageRequestRecord, result: UserTranscr
 def _forget_audio(s: SessionState, item_id: str) -> None:
     """The words are known, so the audio is not needed for another try."""
     committed = s.committed.get(item_id)
-    if committed is not None:
+    if committed is not None and s.capabilities.supports_text_turns:
         committed.audio = b""
         committed.transcribing = None
-        if s.history.get(item_id) is None or s.history.by_id[item_id].answered:
-            del s.committed[item_id]
+        hearing.forget_settled(s)
 
 
 def _speech(s: SessionState, record: StageRequestRecord, result: Speech) -> None:
@@ -308,11 +310,7 @@ def _request_finished(s: SessionState, record: StageRequestRecord) -> None:
     s.tail.void(record.request_id)
     s.do(ReleaseRequests(request_ids=(record.request_id,)))
     if record.item_id is not None:
-        committed = s.committed.get(record.item_id)
-        if committed is not None and record.purpose == "turn":
-            del s.committed[record.item_id]
-        elif committed is not None:
-            committed.transcribing = None
+        hearing.forget_settled(s)
     response = s.response
     if response is not None and response.request_id == record.request_id and response.generating:
         generated(s, response)
@@ -330,21 +328,21 @@ def request_lost(s: SessionState, record: StageRequestRecord, code: ErrorCode, m
     if turn is not None and turn.request_id == record.request_id:
         turn.request_id, turn.sent_to = None, turn.start
         return
-    committed = s.committed.get(record.item_id) if record.item_id is not None else None
-    if committed is not None:
-        if committed.transcribing == record.request_id:
-            committed.transcribing = None
-        if committed.request_id == record.request_id:
-            committed.request_id, committed.sent_bytes = None, 0
-            unanswered = s.history.get(committed.item_id)
-            if unanswered is not None:
-                unanswered.answered = False  # response.create may try again
+    _unanswer(s, record)
     response = s.response
     mine = response is not None and response.request_id == record.request_id and response.open
     s.error(code, message, response_id=response.response_id if mine and response is not None else None)
     if mine and response is not None:
         fail(s, response, code, message)
     submission.pump(s)
+
+
+def _unanswer(s: SessionState, record: StageRequestRecord) -> None:
+    """``response.create`` may try again with the turn that the lost request was to answer."""
+    item = s.history.get(record.item_id) if record.item_id is not None else None
+    if item is not None and record.response_id is not None:
+        item.answered = False
+    hearing.forget_settled(s)
 
 
 def stage_failed(s: SessionState, item: StageFailed) -> StageRequestRecord | None:

@@ -59,6 +59,7 @@ def cancel(s: SessionState, scope: Scope, *, onset_at: float | None = None) -> b
             advance_epoch(s)
         if scope.input:
             clear_input(s)
+            restart_transcripts(s)
         return False
     _measure(s, stopped.response_id, onset_at)
     if scope.playing and stopped.item.has_audio and s.phase == "open":
@@ -113,15 +114,14 @@ def restart_transcripts(s: SessionState) -> None:
     """Turns whose words were not known yet when their request was stopped must not be missing from the conversation."""
     if s.phase != "open" or s.resident_family:
         return
+    hearing.forget_settled(s)
+    if not s.capabilities.transcribes_input:
+        return
     waiting = {wanted.item_id for wanted in s.wanted}
-    for item_id in list(s.committed):
-        committed = s.committed[item_id]
+    for item_id, committed in list(s.committed.items()):
         item = s.history.get(item_id)
-        if item is None or item.transcript is not None or not committed.audio or not s.capabilities.transcribes_input:
-            if item_id not in waiting:
-                del s.committed[item_id]
-            continue
-        if item_id not in waiting and committed.transcribing is None:
+        known = item is None or item.transcript is not None or not committed.audio
+        if not known and item_id not in waiting and committed.transcribing not in s.requests.records:
             hearing.transcribe_only(s, committed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from duologue.engine.duplex.core import hearing
 from duologue.engine.duplex.core.invariants import require
 from duologue.engine.duplex.core.state import SessionState
 
@@ -44,6 +45,8 @@ def deep(s: SessionState) -> None:
     require(s.turn is None or s.detection.endpointer is not None, "a turn is in progress without a detector")
     for record in s.requests.records.values():
         require(record.fence.epoch == s.fences.epoch, f"request {record.request_id} outlived its epoch")
+    for committed in s.committed.values():
+        require(not hearing.settled(s, committed), f"the audio of turn {committed.item_id} is kept for nobody")
     for append in s.tail.queue:
         require(append.state == "queued", f"a {append.state} append waits in the queue")
     open_items = [item.item_id for item in s.history.items if item.status == "in_progress"]

@@ -6,6 +6,8 @@ refused for being late or long; an acknowledgement that comes too late is ignore
 
 from __future__ import annotations
 
+from collections import deque
+
 from duologue.engine.duplex.commands import (
     AckPlayback,
     CancelResponse,
@@ -166,9 +168,11 @@ def delete_item(s: SessionState, command: DeleteItem) -> None:
     if s.response is not None and s.response.item is item:
         cancel.cancel(s, cancel.OUTPUT)
     s.history.remove(command.item_id)
-    committed = s.committed.pop(command.item_id, None)
+    s.wanted = deque(wanted for wanted in s.wanted if wanted.item_id != command.item_id)
+    committed = s.committed.get(command.item_id)
     if committed is not None and committed.transcribing is not None:
         hearing.abandon(s, committed.transcribing)
+    hearing.forget_settled(s)
     s.emit(ItemDeleted(item_id=command.item_id))
 
 

@@ -114,3 +114,34 @@ def transcribe_only(s: SessionState, committed: CommittedTurn) -> None:
     committed.transcribing = record.request_id
     queue(s, record, committed.audio, final=True, respond=False, item_id=committed.item_id)
     submission.pump(s)
+
+
+def settled(s: SessionState, committed: CommittedTurn) -> bool:
+    """Whether nobody will need the turn's audio again: it is answered (or gone), and no request works on it."""
+    item = s.history.get(committed.item_id)
+    if item is not None and not item.answered:
+        return False
+    if any(wanted.item_id == committed.item_id for wanted in s.wanted):
+        return False
+    records = s.requests.records
+    return committed.request_id not in records and committed.transcribing not in records
+
+
+def forget_settled(s: SessionState) -> None:
+    """Let go of the audio of turns that are settled."""
+    for item_id in [item_id for item_id, committed in s.committed.items() if settled(s, committed)]:
+        del s.committed[item_id]
+
+
+def unheard_audio(s: SessionState, committed: CommittedTurn) -> bytes:
+    """The turn's audio, after that of earlier turns that would otherwise be heard by nobody."""
+    if s.capabilities.transcribes_input:
+        return committed.audio
+    parts = []
+    for item in s.history.unanswered():
+        if item.item_id == committed.item_id:
+            break
+        earlier = s.committed.get(item.item_id)
+        if earlier is not None and item.transcript is None:
+            parts.append(earlier.audio)
+    return b"".join([*parts, committed.audio])

@@ -222,6 +222,7 @@ def commit_audio(
         item_id=item_id, audio=audio, request_id=request_id, sent_bytes=(sent_to - start) * 2 if request_id else 0
     )
     s.committed[item_id] = committed
+    hearing.forget_settled(s)  # those whose items are not in the conversation any more
     deferred = create_response and s.response is not None
     s.emit(InputCommitted(item=item.view(), previous_item_id=previous, deferred=deferred))
     if s.resident_family:
