@@ -14,6 +14,12 @@ import msgspec
 from duologue.outputs import Options, SamplingParams, StagePrompt
 
 
+class DuplexModelSessionState:
+    """Base of a plugin's own per-session state. The engine carries it and never looks inside."""
+
+    __slots__ = ()
+
+
 class DuplexFence(msgspec.Struct, frozen=True):
     """Where in a session's life something belongs. Ordered by (epoch, turn_id) within one session."""
 

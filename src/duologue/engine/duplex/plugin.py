@@ -15,6 +15,7 @@ import msgspec
 
 from duologue.config.session import SessionConfig
 from duologue.engine.duplex.contracts import DuplexFence, DuplexOutputContext
+from duologue.engine.duplex.contracts import DuplexModelSessionState as DuplexModelSessionState
 from duologue.engine.duplex.results import Decision
 from duologue.outputs import ChatMessage, RequestOutput, SamplingParams, StagePrompt
 
@@ -44,12 +45,6 @@ class ModelCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     unit_ms: int = 0
     max_silence_units: int = 8
     fixed_voice_after_audio: bool = True
-
-
-class DuplexModelSessionState:
-    """Base of a plugin's own per-session state. The engine carries it and never looks inside."""
-
-    __slots__ = ()
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):

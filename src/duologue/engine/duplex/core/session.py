@@ -32,7 +32,7 @@ from duologue.engine.duplex.commands import (
     TruncateItem,
     UpdateSession,
 )
-from duologue.engine.duplex.contracts import DuplexFence
+from duologue.engine.duplex.contracts import DuplexFence, DuplexModelSessionState
 from duologue.engine.duplex.core import (
     answers,
     cancel,
@@ -77,7 +77,7 @@ from duologue.engine.duplex.core.pacing import taken
 from duologue.engine.duplex.core.silence import SilenceClock
 from duologue.engine.duplex.core.state import SessionState
 from duologue.engine.duplex.events import HeartbeatAcknowledged
-from duologue.engine.duplex.plugin import DuplexModelSessionState, ModelCapabilities
+from duologue.engine.duplex.plugin import ModelCapabilities
 from duologue.errors import ErrorCode
 from duologue.ids import IdSource
 
