@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -71,6 +71,7 @@ class Call:
         if not stuck:
             self.moving.set()
         self._left = asyncio.Event()
+        self._arrived = asyncio.Event()
         self._pieces = list(pieces)
         self.task = asyncio.ensure_future(self._run(app, scope))
 
@@ -99,14 +100,17 @@ class Call:
             answer.body += message["body"]
             answer.pieces.append(message["body"])
             answer.complete = not message["more_body"]
+        self._arrived.set()
 
     def leave(self) -> None:
         """The client goes away."""
         self._left.set()
 
-    async def until(self, condition: Any) -> None:
+    async def until(self, condition: Callable[[Answer], object]) -> None:
+        """Wait until the answer so far is as wanted."""
         while not condition(self.answer):
-            await asyncio.sleep(0.001)
+            self._arrived.clear()
+            await self._arrived.wait()
 
 
 class World:
