@@ -46,11 +46,25 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     options: Options = {}
 
 
+class CompanionOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a companion of a request produced where the request enters the pipeline (classifier-free guidance).
+
+    ``role`` says which companion it was ("uncond", say); ``metadata`` is that of its last output.
+    """
+
+    role: str
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    audio: bytes = b""
+    audio_rate_hz: int = 0
+    metadata: Options = {}
+
+
 class StagePrompt(msgspec.Struct, frozen=True, kw_only=True):
     """One piece of input for a stage.
 
     A resumable request gets several pieces; ``final`` marks the last one. ``session_key`` is the affinity key under
-    which a stage may keep a resident context (empty: none).
+    which a stage may keep a resident context (empty: none). ``companions``: what the request's companions produced.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -61,6 +75,7 @@ class StagePrompt(msgspec.Struct, frozen=True, kw_only=True):
     final: bool = True
     session_key: str = ""
     options: Options = {}
+    companions: tuple[CompanionOutput, ...] = ()
 
 
 class StageError(msgspec.Struct, frozen=True):

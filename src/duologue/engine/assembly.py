@@ -8,7 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from duologue.config.pipeline import PipelineConfig, StageConfig
-from duologue.engine.stage_pool import ReplicaFactory, StagePool
+from duologue.engine.replicas import ReplicaFactory
+from duologue.engine.stage_pool import StagePool
 from duologue.engine.stages.contract import StageClient
 from duologue.engine.stages.edge import Edge, EdgeProcessor
 from duologue.engine.stages.factory import edge_processor, make_stage

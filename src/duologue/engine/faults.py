@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from duologue.engine.messages import ErrorMessage, OutputMessage, ResultMessage
+from duologue.engine.requests import OrchestratorRequestState, Shown
 from duologue.errors import ERRORS, DuologueError, ErrorCode, StageFault
 from duologue.outputs import RequestOutput, StageError
 
@@ -25,6 +26,11 @@ def as_fault(error: BaseException, doing: str) -> DuologueError:
     return fault
 
 
+def of_companion(fault: DuologueError, role: str) -> StageFault:
+    """What the failure of its companion ``role`` is for a parent: the same cause, told of the companion."""
+    return StageFault(fault.code, f"Its companion {role!r} failed: {fault.message}")
+
+
 def error_message(request_id: str, fault: DuologueError, stage_id: int | None) -> ErrorMessage:
     """What the client of a failed request is told."""
     return ErrorMessage(
@@ -40,6 +46,19 @@ def aborted_message(request_id: str, stage_id: int) -> OutputMessage:
     """The last message of a request that was aborted."""
     output = RequestOutput(request_id=request_id, finished=True, finish_reason="abort")
     return OutputMessage(request_id=request_id, stage_id=stage_id, output=output, finished=True)
+
+
+def partial_messages(state: OrchestratorRequestState) -> list[OutputMessage]:
+    """What the client of a turn-based request had got when it was aborted, one per final stage in order."""
+    return [
+        OutputMessage(
+            request_id=state.request_id,
+            stage_id=stage_id,
+            output=state.shown.get(stage_id, Shown()).partial(state.request_id),
+            finished=True,
+        )
+        for stage_id in sorted(state.final_outputs)
+    ]
 
 
 def result_message(control_id: str, value: object, failure: Exception | None) -> ResultMessage:

@@ -16,7 +16,7 @@ import msgspec
 from duologue.engine.requests import OrchestratorRequestState
 from duologue.engine.stages.edge import NOTHING, Edge, EdgeInput
 from duologue.errors import ErrorCode, StageFault
-from duologue.outputs import RequestOutput, StagePrompt
+from duologue.outputs import CompanionOutput, RequestOutput, StagePrompt
 
 
 class NoPiece(enum.Enum):
@@ -35,7 +35,12 @@ class EmptyHandoff(StageFault):
     """A stage finished and its edge made nothing of its output."""
 
 
-def hand_on(edge: Edge, state: OrchestratorRequestState, output: RequestOutput) -> StagePrompt | NoPiece:
+def hand_on(
+    edge: Edge,
+    state: OrchestratorRequestState,
+    output: RequestOutput,
+    companions: tuple[CompanionOutput, ...] = (),
+) -> StagePrompt | NoPiece:
     """The piece for ``edge.target`` after ``output`` ended a segment at ``edge.source``.
 
     Raises :class:`EmptyHandoff`, and whatever the edge raises.
@@ -55,6 +60,7 @@ def hand_on(edge: Edge, state: OrchestratorRequestState, output: RequestOutput) 
             entry_prompt=state.prompt or _NO_PROMPT,
             is_session=state.session_owned,
             final=output.finished,
+            companions=companions,
         )
     )
     if isinstance(result, StagePrompt):

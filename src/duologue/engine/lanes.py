@@ -81,6 +81,10 @@ class Lanes:
         if rest is not None:
             self._spawn(rest, name)
 
+    def start(self, coro: Coroutine[object, object, None], *, name: str) -> None:
+        """Run ``coro`` as a task of its own from the beginning: it may use whatever needs one."""
+        self._spawn(coro, name)
+
     def run(self, state: OrchestratorRequestState, coro: Coroutine[object, object, None]) -> None:
         """Run ``coro`` now as the next job of a request whose lane is idle (``not state.busy``)."""
         state.busy = True

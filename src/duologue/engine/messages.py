@@ -18,6 +18,9 @@ class AddRequest(EngineQueueMessage, frozen=True, kw_only=True):
 
     ``final_stage_id`` ``None`` is the last stage; ``entry_stage_id`` > 0 bypasses earlier ones. The outputs of
     ``shown_stage_ids`` go to the client too, as far as the request passes these stages.
+
+    ``companion_roles``: nothing is handed on from the entry stage before companions in these roles are done, which may
+    be added before or after; the request fails if that takes longer than ``companion_wait_s`` once it is itself ready.
     """
 
     request_id: str
@@ -27,6 +30,8 @@ class AddRequest(EngineQueueMessage, frozen=True, kw_only=True):
     final_stage_id: int | None = None
     shown_stage_ids: tuple[int, ...] = ()
     resumable: bool = False
+    companion_roles: tuple[str, ...] = ()
+    companion_wait_s: float = 30.0
 
 
 class StreamingUpdate(EngineQueueMessage, frozen=True, kw_only=True):
@@ -37,7 +42,11 @@ class StreamingUpdate(EngineQueueMessage, frozen=True, kw_only=True):
 
 
 class AddCompanionRequest(EngineQueueMessage, frozen=True, kw_only=True):
-    """A classifier-free-guidance companion of ``parent_id``."""
+    """A classifier-free-guidance companion of ``parent_id``: the same entry stage, another prompt.
+
+    It says nothing to clients, not even its end: its parent does. ``sampling_params`` empty: its parent's. A role whose
+    companion is done may be given again; pieces that the parent hands on later wait for the new one.
+    """
 
     request_id: str
     parent_id: str
@@ -47,20 +56,56 @@ class AddCompanionRequest(EngineQueueMessage, frozen=True, kw_only=True):
 
 
 class AbortRequest(EngineQueueMessage, frozen=True, kw_only=True):
-    """Stop requests. With ``control_id`` the abort is acknowledged on the result queue with partial outputs."""
+    """Stop requests.
+
+    With ``control_id`` the abort is acknowledged on the result queue, with one :class:`OutputMessage` for each final
+    stage of each request: all text and tokens that the client had got from there (audio is not kept).
+    """
 
     request_ids: tuple[str, ...]
     control_id: str | None = None
 
 
 class CollectiveRpc(EngineQueueMessage, frozen=True, kw_only=True):
-    """Call a method on every replica of the named stages (``None``: all)."""
+    """Call a method of the stage code in every replica of the named stages (``None``: all).
+
+    Answered within ``timeout_s`` with a tuple of :class:`ReplicaResult`, one per live replica, by stage and replica id.
+    """
 
     control_id: str
     method: str
     args: tuple[Any, ...] = ()
     stage_ids: tuple[int, ...] | None = None
     timeout_s: float = 10.0
+
+
+class ReplicaResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one replica answered to a call. ``error_code`` ``None`` means success."""
+
+    stage_id: int
+    replica_id: int
+    value: Any = None
+    error_code: str | None = None
+    error_message: str = ""
+
+
+class RegisterReplica(EngineQueueMessage, frozen=True, kw_only=True):
+    """Start one more replica of a stage. Answered with its id once it takes work."""
+
+    control_id: str
+    stage_id: int
+
+
+class UnregisterReplica(EngineQueueMessage, frozen=True, kw_only=True):
+    """Take a replica out for good; its id stays a hole. Answered with ``None`` once it is gone.
+
+    It gets no new requests from now on. Those that it has may end within ``drain_s``; what is left then fails.
+    """
+
+    control_id: str
+    stage_id: int
+    replica_id: int
+    drain_s: float = 10.0
 
 
 class Shutdown(EngineQueueMessage, frozen=True, kw_only=True):

@@ -1,409 +1,49 @@
-"""The turn-based engine: requests through a pipeline of stages.
+"""The turn-based engine: what starts, updates and stops requests, and what operates on replicas.
 
-:class:`OrchestratorBase` holds the generic machinery (life, routing, forwarding, failure, cleanup) and the template
-seams that a sibling fills; :class:`Orchestrator` adds the dispatch of turn-based requests. Neither knows of sessions.
+:class:`Orchestrator` dispatches messages; everything that follows from them is in
+:class:`duologue.engine.orchestration.OrchestratorBase`. Neither knows of sessions.
 
 Rules kept here:
 
-* everything happens on one loop; stage outputs are pushed in and routed on the spot, without a task per output;
-* what belongs to one request happens in order; requests do not wait for each other;
-* an exception while one request is processed fails that request and nothing else;
-* one funnel drops a request, and drops it completely: aborts it wherever it still runs, at every stage;
-* a turn-based request gets exactly one last message: an output that says so, or an error.
+* a message is handled on the spot; what has to wait does not hold up the next message;
+* a correlated operation is answered exactly once, within its own bound, also when the engine stops meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from duologue.engine.companions import CompanionTracker
-from duologue.engine.delivery import Delivery, placeholder
-from duologue.engine.faults import aborted_message, as_fault, error_message, fault_of, result_message
-from duologue.engine.handoff import EmptyHandoff, NoPiece, hand_on
-from duologue.engine.lanes import Lanes
-from duologue.engine.life import EngineLife, LifeHooks
+from duologue.engine.calls import call_replicas
+from duologue.engine.faults import aborted_message, error_message, partial_messages, result_message
 from duologue.engine.messages import (
     AbortRequest,
     AddCompanionRequest,
     AddRequest,
     CollectiveRpc,
     EngineQueueMessage,
-    OutputMessage,
-    Shutdown,
+    RegisterReplica,
     StreamingUpdate,
+    UnregisterReplica,
 )
-from duologue.engine.requests import OrchestratorRequestState, admit, build_engine_core_request_from_tokens
-from duologue.engine.stage_pool import StageHealth, StagePool
-from duologue.engine.stages.edge import Edge, Topology
+from duologue.engine.orchestration import MessageSink, OrchestratorBase
+from duologue.engine.requests import (
+    OrchestratorRequestState,
+    admit,
+    admit_companion,
+    build_engine_core_request_from_tokens,
+)
+from duologue.engine.stage_pool import StagePool
 from duologue.errors import ClientFault, DuologueError, ErrorCode, StageFault
 from duologue.log import init_logger
-from duologue.metrics.stats import StageRequestStats
-from duologue.outputs import RequestOutput, StagePrompt, StageRequest
-
-if TYPE_CHECKING:
-    from duologue.clock import Runtime
+from duologue.outputs import StagePrompt
 
 logger = init_logger(__name__)
 
-NO_REPLICA = -1  # the replica of an output that the engine made itself
-
-
-_NO_COMPANIONS = ClientFault(ErrorCode.UNSUPPORTED, "This pipeline takes no companion requests.")
-_NO_CALLS = ClientFault(ErrorCode.UNSUPPORTED, "The stages of this pipeline take no calls.")
-
-
-class MessageSink(Protocol):
-    """Where messages leave the engine: anything with ``put_nowait``."""
-
-    def put_nowait(self, message: EngineQueueMessage, /) -> None:
-        """Take one message at once."""
-        ...
-
-
-class OrchestratorBase:
-    """Stages, requests and the seams between them. See the module docstring for the rules.
-
-    ``stage_pools`` are the stages in order, ``edges`` how they feed each other. Messages leave through
-    ``output_async_queue`` (outputs and errors) and ``rpc_async_queue`` (answers to correlated operations).
-    """
-
-    def __init__(
-        self,
-        *,
-        stage_pools: Sequence[StagePool],
-        edges: Sequence[Edge] = (),
-        output_async_queue: MessageSink,
-        rpc_async_queue: MessageSink,
-        runtime: Runtime,
-        async_chunk: bool = False,
-        log_stats: bool = False,
-    ) -> None:
-        if not stage_pools:
-            raise ValueError("a pipeline needs at least one stage")
-        self.stage_pools: list[StagePool] = list(stage_pools)
-        self.topology = Topology(edges, len(self.stage_pools))
-        self.output_async_queue = output_async_queue
-        self.rpc_async_queue = rpc_async_queue
-        self.runtime = runtime
-        self.async_chunk = async_chunk
-        self.log_stats = log_stats
-        self.request_states: dict[str, OrchestratorRequestState] = {}
-        self._cfg_tracker = CompanionTracker()
-        self._running_requests = 0
-        self._shutdown_event = asyncio.Event()
-        self._lanes = Lanes(runtime)
-        self._life = EngineLife(
-            runtime=runtime,
-            pools=self.stage_pools,
-            lanes=self._lanes,
-            shutdown=self._shutdown_event,
-            hooks=LifeHooks(
-                dispatch=self._dispatch_message,
-                background_tasks=self._background_tasks,
-                shutdown_extensions=self._shutdown_extensions,
-                fail_all=self._fail_all,
-            ),
-        )
-        self._delivery = Delivery(
-            pools=self.stage_pools,
-            topology=self.topology,
-            states=self.request_states,
-            runtime=runtime,
-            on_submitted=self._on_stage_submitted,
-        )
-
-    # ---------------------------------------------------------------- seams
-
-    async def _dispatch_message(self, msg: EngineQueueMessage) -> bool:
-        """Handle one message; true when it was handled. Driven inline: a suspension does not hold up later messages."""
-        if isinstance(msg, Shutdown):
-            self._shutdown_event.set()
-            return True
-        return False
-
-    def _background_tasks(self) -> list[Coroutine[object, object, None]]:
-        """Coroutines that run beside the engine. One that raises ends the engine."""
-        return []
-
-    async def _shutdown_extensions(self) -> None:
-        """Called on shutdown while the stages still work."""
-
-    def _on_stage_submitted(
-        self, stage_id: int, request_id: str, replica_id: int, req_state: OrchestratorRequestState
-    ) -> None:
-        """The engine itself has submitted a piece of a request to a stage."""
-        del stage_id, request_id, replica_id, req_state
-
-    async def _intercept_stage_output(
-        self,
-        stage_id: int,
-        replica_id: int,
-        output: RequestOutput,
-        req_state: OrchestratorRequestState,
-        stage_metrics: StageRequestStats | None,
-        submit_ts: float | None,
-    ) -> bool:
-        """See every output before it is forwarded; true consumes it. Driven inline while it does not suspend."""
-        del stage_id, replica_id, output, req_state, stage_metrics, submit_ts
-        return False
-
-    async def _handle_forward_failure(
-        self, req_id: str, next_stage_id: int, req_state: OrchestratorRequestState, exc: BaseException
-    ) -> bool:
-        """A request failed at a stage or on its way to ``next_stage_id``. True: dealt with, cleanup included."""
-        del req_id, next_stage_id, req_state, exc
-        return False
-
-    async def _on_empty_handoff(
-        self, req_id: str, next_stage_id: int, req_state: OrchestratorRequestState, exc: EmptyHandoff
-    ) -> bool:
-        """A finished stage handed nothing to ``next_stage_id``, which never got anything. True: dealt with."""
-        return await self._handle_forward_failure(req_id, next_stage_id, req_state, exc)
-
-    # ---------------------------------------------------------------- life
-
-    def post(self, message: EngineQueueMessage) -> None:
-        """Take one message, in order. Handled at once when the engine serves, else when it starts to."""
-        self._life.post(message)
-
-    async def start(self) -> None:
-        """Start every replica. Raises what the first failing one raised, after closing the others. Idempotent."""
-        await self._life.start(self)
-
-    async def run(self) -> None:
-        """Serve until a :class:`Shutdown` message arrives (or the task is cancelled), then stop in order.
-
-        Raises what a failed background task raised.
-        """
-        await self.start()
-        await self._life.run()
-
-    def tables(self) -> Mapping[str, int]:
-        """Sizes of everything that must be empty at quiescence, by name."""
-        sizes = {
-            "request_states": len(self.request_states),
-            "running_requests": self._running_requests,
-            "companions": len(self._cfg_tracker),
-            "tasks": len(self._lanes),
-            "inbox": self._life.waiting,
-        }
-        for pool in self.stage_pools:
-            sizes[f"stage{pool.stage_id}.bindings"] = pool.binding_count
-            sizes[f"stage{pool.stage_id}.session_keys"] = pool.session_key_count
-        return sizes
-
-    def health(self) -> tuple[StageHealth, ...]:
-        """How each stage is, for ``/health``."""
-        return tuple(pool.health() for pool in self.stage_pools)
-
-    def release_session_key(self, session_key: str) -> None:
-        """The owner of a ``session_key`` is gone: its resident contexts need not be found again."""
-        for pool in self.stage_pools:
-            pool.release_session_key(session_key)
-
-    # ---------------------------------------------------------------- outputs
-
-    def on_stage_output(self, stage_id: int, replica_id: int, output: RequestOutput) -> None:
-        """A replica pushed an output. Outputs of unknown requests are dropped."""
-        state = self.request_states.get(output.request_id)
-        if state is None:
-            return
-        if state.busy:
-            state.lane.append(partial(self._route, state, stage_id, replica_id, output))
-        else:
-            self._lanes.run(state, self._route(state, stage_id, replica_id, output))
-
-    def on_replica_dead(self, stage_id: int, replica_id: int, request_ids: Sequence[str], error: BaseException) -> None:
-        """A replica is gone: fail what it held, once each, and nothing else."""
-        fault = StageFault(
-            ErrorCode.REPLICA_UNAVAILABLE,
-            f"Worker {replica_id} of stage {stage_id}, which served this, is gone: {error}",
-        )
-        for request_id in request_ids:
-            state = self.request_states.get(request_id)
-            if state is not None:  # not in its lane: a job there may be waiting for the very replica that died
-                self._lanes.launch(self._fail(state, stage_id, fault), name="replica-dead")
-
-    async def _route(
-        self, state: OrchestratorRequestState, stage_id: int, replica_id: int, output: RequestOutput
-    ) -> None:
-        """The one guard around everything that one output causes."""
-        if not self._is_current(state):
-            return
-        try:
-            if output.error is not None:
-                raise fault_of(output.error)
-            feeds = self.topology.feeds(stage_id, state.final_stage_id)
-            consumed = await self._accept(state, stage_id, replica_id, output, feeds=feeds)
-            if (output.finished or output.segment_finished) and feeds and not consumed:
-                await self._forward(state, stage_id, output)
-            if output.finished and not state.session_owned and state.final_outputs <= state.finished:
-                await self._cleanup_request_ids([state.request_id])
-        except Exception as error:
-            await self._fail(state, stage_id, error)
-
-    async def _accept(
-        self, state: OrchestratorRequestState, stage_id: int, replica_id: int, output: RequestOutput, *, feeds: bool
-    ) -> bool:
-        """Account one output, show it to the client and to the interceptor; true when it must not be forwarded."""
-        stats = state.stats(stage_id)
-        audio_s = len(output.audio) / (2 * output.audio_rate_hz) if output.audio_rate_hz else 0.0
-        stats.observe(self.runtime.now(), tokens=len(output.token_ids), audio_s=audio_s, finished=output.finished)
-        state.streaming.segment(stage_id).absorb(output, content=feeds)
-        if output.finished:
-            state.finished.add(stage_id)
-        if not state.session_owned and stage_id in state.final_outputs:
-            last = output.finished and state.final_outputs <= state.finished
-            self.output_async_queue.put_nowait(
-                OutputMessage(request_id=state.request_id, stage_id=stage_id, output=output, finished=last)
-            )
-        submit_ts = state.stage_submit_ts.get(stage_id)
-        return await self._intercept_stage_output(stage_id, replica_id, output, state, stats, submit_ts)
-
-    def _is_current(self, state: OrchestratorRequestState) -> bool:
-        return self.request_states.get(state.request_id) is state
-
-    # ---------------------------------------------------------------- forwarding
-
-    async def _forward(self, state: OrchestratorRequestState, stage_id: int, output: RequestOutput) -> None:
-        for edge in self.topology.edges[stage_id]:
-            if edge.target > state.final_stage_id or not self._is_current(state):  # the interceptor may have ended it
-                continue
-            try:
-                piece = hand_on(edge, state, output)
-                if isinstance(piece, StagePrompt):
-                    await self._delivery.hand_over(state, edge.target, piece)
-                elif piece is NoPiece.END_EMPTY:
-                    await self._end_empty(state, edge.target)
-            except Exception as error:
-                await self._fail(state, edge.target, error)
-
-    async def _end_empty(self, state: OrchestratorRequestState, target: int) -> None:
-        """Nothing will reach ``target`` and the stages behind it: finish each as if it had said so itself."""
-        for stage_id in self.topology.reachable(target, state.final_stage_id):
-            if stage_id not in state.final_outputs and stage_id != state.final_stage_id:
-                state.finished.add(stage_id)
-            elif self._is_current(state):
-                output = RequestOutput(request_id=state.request_id, finished=True, finish_reason="stop")
-                await self._accept(state, stage_id, NO_REPLICA, output, feeds=False)
-
-    async def _prewarm_async_chunk_stages(
-        self, request_id: str, request: StageRequest, request_state: OrchestratorRequestState
-    ) -> bool:
-        """Open later stages before their input exists. False: that failed, and with it the whole request.
-
-        Idempotent: a stage that has the request is left alone. The placeholder carries the option ``prewarm``.
-        """
-        del request_id
-        piece = placeholder(request.prompt)
-        for stage_id in self._delivery.prewarm_targets(request_state):
-            try:
-                opening = self._delivery.request(request_state, stage_id, piece)
-                await self._delivery.submit(request_state, opening, stage_id)
-            except Exception as error:
-                await self._fail(request_state, stage_id, error)
-                return False
-        return self._is_current(request_state)
-
-    # ---------------------------------------------------------------- pausing
-
-    def set_paused(self, request_id: str, paused: bool) -> None:
-        """Hold a request's pieces before later stages, or release them in order. Idempotent; unknown ids are ignored.
-
-        At most ``MAX_HELD_PIECES`` of :mod:`duologue.engine.delivery` are held; one more fails the request.
-        """
-        state = self.request_states.get(request_id)
-        if state is None or state.paused == paused:
-            return
-        state.paused = paused
-        if not paused and state.held:
-            self._lanes.enqueue(state, partial(self._release_held, state))
-
-    async def _release_held(self, state: OrchestratorRequestState) -> None:
-        while state.held and not state.paused and self._is_current(state):
-            stage_id = state.held[0][0]
-            try:
-                await self._delivery.release_next(state)
-            except Exception as error:
-                await self._fail(state, stage_id, error)
-
-    # ---------------------------------------------------------------- ends
-
-    async def _fail(self, state: OrchestratorRequestState, stage_id: int, error: Exception) -> None:
-        """End one request with an error. Never raises; does nothing for a request that has ended."""
-        if not self._is_current(state):
-            return
-        if not isinstance(error, DuologueError):
-            logger.error("request %s failed at stage %d", state.request_id, stage_id, exc_info=error)
-        fault = as_fault(error, f"Stage {stage_id} of request {state.request_id!r}")
-        try:
-            if isinstance(fault, EmptyHandoff):
-                handled = await self._on_empty_handoff(state.request_id, stage_id, state, fault)
-            else:
-                handled = await self._handle_forward_failure(state.request_id, stage_id, state, fault)
-            if handled or not self._is_current(state):
-                return
-        except Exception:
-            logger.exception("the failure of request %s could not be handed to its owner", state.request_id)
-        if not state.session_owned:
-            self.output_async_queue.put_nowait(error_message(state.request_id, fault, stage_id))
-        try:
-            await self._cleanup_request_ids([state.request_id], abort=True, release_owners=True)
-        except Exception:
-            logger.exception("a stage could not be told to stop request %s", state.request_id)
-
-    async def _fail_all(self, fault: StageFault) -> None:
-        for state in list(self.request_states.values()):
-            await self._fail(state, state.entry_stage_id, fault)
-
-    async def _cleanup_request_ids(
-        self, request_ids: list[str], *, abort: bool = False, release_owners: bool = False
-    ) -> list[OutputMessage]:
-        """Forget requests and their companions completely; whatever still runs of them is stopped.
-
-        ``release_owners`` is for siblings whose requests have owners. Returns, with ``abort``, the last output of each
-        turn-based request that was still running. Raises if a stage could not be told; the state is gone even then,
-        and calling again tells the stage again.
-        """
-        del release_owners
-        companions = [child for request_id in request_ids for child in self._cfg_tracker.cleanup_parent(request_id)]
-        ids = list(dict.fromkeys([*request_ids, *companions]))
-        outputs: list[OutputMessage] = []
-        for request_id in ids:
-            state = self.request_states.pop(request_id, None)
-            if state is None:
-                continue
-            if state.running:
-                state.running = False
-                self._running_requests -= 1
-            if abort and not state.session_owned:
-                outputs.append(aborted_message(request_id, state.final_stage_id))
-            if self.log_stats:
-                state.log_stats()
-        await self._abort_request_ids(ids)
-        return outputs
-
-    async def _abort_request_ids(self, request_ids: list[str]) -> None:
-        """Stop requests at every stage that holds them. Raises the first error after trying every stage."""
-        failure: Exception | None = None
-        for pool in self.stage_pools:
-            try:
-                await pool.abort(request_ids)
-            except Exception as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
-
-    def _register_running_request(self, req_state: OrchestratorRequestState) -> None:
-        """Count a request as running, once."""
-        if not req_state.running:
-            req_state.running = True
-            self._running_requests += 1
+_STOPPING = "The server is shutting down."
 
 
 class Orchestrator(OrchestratorBase):
@@ -418,9 +58,13 @@ class Orchestrator(OrchestratorBase):
             case AbortRequest():
                 await self._abort(msg)
             case AddCompanionRequest():
-                self.output_async_queue.put_nowait(error_message(msg.request_id, _NO_COMPANIONS, None))
+                self._add_companion(msg)
             case CollectiveRpc():
-                self.rpc_async_queue.put_nowait(result_message(msg.control_id, None, _NO_CALLS))
+                self._operate(msg.control_id, partial(call_replicas, self.stage_pools, msg, self.runtime))
+            case RegisterReplica():
+                self._operate(msg.control_id, partial(self._register_replica, msg))
+            case UnregisterReplica():
+                self._operate(msg.control_id, partial(self._unregister_replica, msg))
             case _:
                 return await super()._dispatch_message(msg)
         return True
@@ -432,19 +76,43 @@ class Orchestrator(OrchestratorBase):
             logger.warning("request %s is added although it runs; ignored", request_id)
             return
         try:
-            if self._life.stopping:
-                raise StageFault(ErrorCode.SHUTTING_DOWN, "The server is shutting down.")
+            self._check_serving()
             final_stages = frozenset(pool.stage_id for pool in self.stage_pools if pool.final_output)
             state = admit(message, self.topology, final_stages)
         except DuologueError as fault:
             self.output_async_queue.put_nowait(error_message(request_id, fault, None))
             return
-        self.request_states[request_id] = state
+        if message.companion_roles:
+            self._cfg_tracker.expect(request_id, message.companion_roles, message.companion_wait_s)
+        self._begin(state, message.prompt, resumable=message.resumable)
+
+    def _add_companion(self, message: AddCompanionRequest) -> None:
+        request_id, parent_id = message.request_id, message.parent_id
+        if request_id in self.request_states:
+            logger.warning("companion %s is added although a request with this id runs; ignored", request_id)
+            return
+        try:
+            self._check_serving()
+            state = admit_companion(message, self.request_states.get(parent_id), len(self.stage_pools))
+            try:
+                self._cfg_tracker.add(parent_id, message.role, request_id)
+            except ValueError as error:
+                raise ClientFault(ErrorCode.REQUEST_INVALID, f"{error}.", param="role") from None
+        except DuologueError as fault:
+            self.output_async_queue.put_nowait(error_message(request_id, fault, None))
+            return
+        self._begin(state, message.prompt, resumable=False)
+
+    def _begin(self, state: OrchestratorRequestState, prompt: StagePrompt, *, resumable: bool) -> None:
+        self.request_states[state.request_id] = state
         self._register_running_request(state)
-        prompt = message.prompt
-        if not message.resumable and not prompt.final:
+        if not resumable and not prompt.final:
             prompt = msgspec.structs.replace(prompt, final=True)
         self._lanes.run(state, self._enter(state, prompt))
+
+    def _check_serving(self) -> None:
+        if self._life.stopping:
+            raise StageFault(ErrorCode.SHUTTING_DOWN, _STOPPING)
 
     def _update(self, message: StreamingUpdate) -> None:
         state = self.request_states.get(message.request_id)
@@ -474,17 +142,52 @@ class Orchestrator(OrchestratorBase):
         states = {request_id: self.request_states.get(request_id) for request_id in message.request_ids}
         ids = [request_id for request_id, state in states.items() if state is None or not state.session_owned]
         # Made before the cleanup: a stage that can't be told must not cost a client its last message.
-        ours = [state for state in states.values() if state is not None and not state.session_owned]
-        outputs = tuple(aborted_message(state.request_id, state.final_stage_id) for state in ours)
+        ours = [s for s in states.values() if s is not None and not s.session_owned and s.parent_id is None]
+        partials = tuple(message for state in ours for message in partial_messages(state))
+        last = [aborted_message(state.request_id, state.final_stage_id) for state in ours]
         failure: Exception | None = None
         try:
             await self._cleanup_request_ids(ids, abort=True)
         except Exception as error:
             failure = error
-        for output in outputs:
+        for output in last:
             self.output_async_queue.put_nowait(output)
         if message.control_id is not None:
-            self.rpc_async_queue.put_nowait(result_message(message.control_id, outputs, failure))
+            self.rpc_async_queue.put_nowait(result_message(message.control_id, partials, failure))
+
+    # ---------------------------------------------------------------- operations
+
+    def _operate(self, control_id: str, operation: Callable[[], Awaitable[object]]) -> None:
+        self._lanes.start(self._answer(control_id, operation), name="operation")
+
+    async def _answer(self, control_id: str, operation: Callable[[], Awaitable[object]]) -> None:
+        """Carry out a correlated operation and answer it, once, whatever becomes of it."""
+        value: object = None
+        failure: Exception | None = None
+        try:
+            self._check_serving()
+            value = await operation()
+        except asyncio.CancelledError:
+            fault = StageFault(ErrorCode.SHUTTING_DOWN, _STOPPING)
+            self.rpc_async_queue.put_nowait(result_message(control_id, None, fault))
+            raise
+        except Exception as error:
+            failure = error
+        self.rpc_async_queue.put_nowait(result_message(control_id, value, failure))
+
+    async def _register_replica(self, message: RegisterReplica) -> int:
+        return await self._pool(message.stage_id).replicas.add()
+
+    async def _unregister_replica(self, message: UnregisterReplica) -> None:
+        await self._pool(message.stage_id).replicas.remove(message.replica_id, drain_s=message.drain_s)
+
+    def _pool(self, stage_id: int) -> StagePool:
+        if not 0 <= stage_id < len(self.stage_pools):
+            known = len(self.stage_pools) - 1
+            raise ClientFault(
+                ErrorCode.REQUEST_INVALID, f"stage_id must be between 0 and {known}, got {stage_id}.", param="stage_id"
+            )
+        return self.stage_pools[stage_id]
 
 
 __all__ = [

@@ -12,16 +12,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Final
 
 from duologue.config.stage_config import ModelConfig
-from duologue.engine.messages import AddRequest
+from duologue.engine.companions import MAX_COMPANIONS
+from duologue.engine.messages import AddCompanionRequest, AddRequest
 from duologue.engine.stages.edge import Topology
 from duologue.errors import ClientFault, ErrorCode
 from duologue.log import init_logger
 from duologue.metrics.stats import StageRequestStats
-from duologue.outputs import Options, RequestOutput, SamplingParams, StagePrompt, StageRequest
+from duologue.outputs import CompanionOutput, Options, RequestOutput, SamplingParams, StagePrompt, StageRequest
 
 logger = init_logger(__name__)
+
+LONGEST_WAIT_S: Final = 600.0
 
 LaneJob = Callable[[], Coroutine[object, object, None]]
 
@@ -79,6 +83,24 @@ class RequestStreaming:
         return segment
 
 
+@dataclass(slots=True)
+class Shown:
+    """What the client of a request has got from one final stage so far, without audio."""
+
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+
+    def partial(self, request_id: str) -> RequestOutput:
+        """All of it as one output of a request that was aborted."""
+        return RequestOutput(
+            request_id=request_id,
+            text="".join(self.text),
+            token_ids=tuple(self.token_ids),
+            finished=True,
+            finish_reason="abort",
+        )
+
+
 @dataclass
 class OrchestratorRequestState:
     """Bookkeeping of one request.
@@ -86,6 +108,8 @@ class OrchestratorRequestState:
     ``session_owned``: outputs and failures belong to a session, not to a client queue. ``submitted``: stages that got
     the request; ``fed``: stages that an edge made a piece for; ``finished``: stages that are done with it.
     ``final_outputs``: stages whose outputs go to the client; the request ends when all of them have finished.
+    ``shown``: what went there. ``parent_id``: the request that this one accompanies; ``inherited_replica``: where that
+    one runs.
     ``held``: pieces for later stages that wait because the request is paused. ``lane``: what still has to happen for
     this request, in order, while ``busy``.
     """
@@ -104,6 +128,9 @@ class OrchestratorRequestState:
     fed: set[int] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)
     final_outputs: frozenset[int] = frozenset()
+    shown: dict[int, Shown] = field(default_factory=dict)
+    parent_id: str | None = None
+    inherited_replica: int | None = None
     running: bool = False
     paused: bool = False
     held: deque[tuple[int, StagePrompt]] = field(default_factory=deque)
@@ -116,6 +143,28 @@ class OrchestratorRequestState:
         if stats is None:
             stats = self.stage_stats[stage_id] = StageRequestStats(stage_id=stage_id, request_id=self.request_id)
         return stats
+
+    def show(self, stage_id: int, output: RequestOutput) -> None:
+        """Note what the client gets from a final stage."""
+        shown = self.shown.get(stage_id)
+        if shown is None:
+            shown = self.shown[stage_id] = Shown()
+        if output.text:
+            shown.text.append(output.text)
+        if output.token_ids:
+            shown.token_ids.extend(output.token_ids)
+
+    def companion_output(self, role: str) -> CompanionOutput:
+        """All that this companion produced, for its parent."""
+        segment = self.streaming.segment(self.entry_stage_id)
+        return CompanionOutput(
+            role=role,
+            text="".join(segment.text),
+            token_ids=tuple(segment.token_ids),
+            audio=b"".join(segment.audio),
+            audio_rate_hz=segment.audio_rate_hz,
+            metadata=segment.output_metadata or {},
+        )
 
     def log_stats(self) -> None:
         """Write what this request cost at each stage into the log."""
@@ -169,9 +218,8 @@ def admit(message: AddRequest, topology: Topology, final_stages: frozenset[int])
     reachable = topology.reachable(message.entry_stage_id, final)
     if final not in reachable:
         raise _misfit("final_stage_id", final, f"must be a stage that stage {message.entry_stage_id} leads to")
-    given = len(message.sampling_params)
-    if given not in (0, count):
-        raise _misfit("sampling_params", given, f"must be one per stage ({count}) or none")
+    _check_sampling(len(message.sampling_params), count)
+    _check_roles(message, has_handoff=final != message.entry_stage_id)
     return OrchestratorRequestState(
         request_id=message.request_id,
         prompt=message.prompt,
@@ -183,5 +231,56 @@ def admit(message: AddRequest, topology: Topology, final_stages: frozenset[int])
     )
 
 
-def _misfit(name: str, value: int, rule: str) -> ClientFault:
-    return ClientFault(ErrorCode.REQUEST_INVALID, f"{name} {rule}, got {value}.", param=name)
+def admit_companion(
+    message: AddCompanionRequest, parent: OrchestratorRequestState | None, stage_count: int
+) -> OrchestratorRequestState:
+    """The state of a companion of ``parent``: it runs at the parent's entry stage alone and shows nothing to clients.
+
+    Raises :class:`ClientFault` (``request_invalid``) when there is nothing that it could accompany.
+    """
+    parent_id = message.parent_id
+    if parent is None or parent.session_owned or parent.parent_id is not None:
+        raise _refusal("parent_id", f"There is no request {parent_id!r} that could have a companion.")
+    entry = parent.entry_stage_id
+    if parent.final_stage_id == entry:
+        raise _refusal(
+            "parent_id", f"Request {parent_id!r} ends at stage {entry}; no later stage would use a companion."
+        )
+    if parent.fed and not parent.streaming.enabled:
+        raise _refusal("parent_id", f"Request {parent_id!r} has already been handed on; name its roles when adding it.")
+    _check_sampling(len(message.sampling_params), stage_count)
+    stats = parent.stage_stats.get(entry)
+    return OrchestratorRequestState(
+        request_id=message.request_id,
+        prompt=message.prompt,
+        sampling_params_list=list(message.sampling_params) or parent.sampling_params_list,
+        final_stage_id=entry,
+        entry_stage_id=entry,
+        parent_id=parent_id,
+        inherited_replica=None if stats is None else stats.replica_id,
+    )
+
+
+def _check_sampling(given: int, count: int) -> None:
+    if given not in (0, count):
+        raise _misfit("sampling_params", given, f"must be one per stage ({count}) or none")
+
+
+def _check_roles(message: AddRequest, *, has_handoff: bool) -> None:
+    roles = message.companion_roles
+    if len(roles) > MAX_COMPANIONS:
+        raise _misfit("companion_roles", len(roles), f"must name at most {MAX_COMPANIONS} roles")
+    if len(set(roles)) < len(roles):
+        raise _refusal("companion_roles", f"companion_roles must differ, got {', '.join(roles)}.")
+    if roles and not has_handoff:
+        raise _refusal("companion_roles", "companion_roles need a later stage that uses them; the request has none.")
+    if not 0 < message.companion_wait_s <= LONGEST_WAIT_S:
+        raise _misfit("companion_wait_s", message.companion_wait_s, f"must be above 0 and at most {LONGEST_WAIT_S:g}")
+
+
+def _misfit(name: str, value: float, rule: str) -> ClientFault:
+    return _refusal(name, f"{name} {rule}, got {value}.")
+
+
+def _refusal(name: str, message: str) -> ClientFault:
+    return ClientFault(ErrorCode.REQUEST_INVALID, message, param=name)

@@ -1,43 +1,33 @@
-"""The replicas of one stage: placement, binding, death and restart.
+"""One stage as the engine sees it: which replica has which request, and which one gets the next.
 
 Rules kept here:
 
-* replica ids are stable and never reused; a dead replica leaves a hole, its successor gets the next id;
 * a request stays where it is bound; it is bound before anything is sent, so that an abort always finds it, and
   unbound when it finished there, was aborted, or its replica died;
 * a binding outlives an abort that failed, so that the abort can be repeated;
-* eviction never waits: a dead replica is out of the tables at once and taken down in the background.
+* what the pool's replicas push reaches the listener in order; of a replica that is gone nothing does.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from duologue.config.stage_config import ModelConfig
 from duologue.engine.placement import SessionKeys, choose_replica
+from duologue.engine.replicas import Replica, ReplicaFactory, ReplicaHealth, ReplicaSet
 from duologue.engine.requests import OrchestratorRequestState
 from duologue.engine.stages.contract import StageClient
-from duologue.engine.stages.supervisor import Backoff, RestartPolicy
+from duologue.engine.stages.supervisor import RestartPolicy
 from duologue.errors import ErrorCode, StageFault
-from duologue.log import init_logger
 from duologue.outputs import RequestOutput, SamplingParams, StageRequest
 
 if TYPE_CHECKING:
     from duologue.clock import Runtime
 
-logger = init_logger(__name__)
-
-ReplicaFactory = Callable[[int], StageClient]
-"""Makes the client of a new replica, given its id; the pool starts it."""
-
 DEFAULT_RESTART = RestartPolicy()
-
-ReplicaPhase = Literal["starting", "ready", "dead"]
 
 
 class PoolListener(Protocol):
@@ -58,14 +48,6 @@ class StageVllmConfig(msgspec.Struct, frozen=True):
     model_config: ModelConfig
 
 
-class ReplicaHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica as ``/health`` shows it. ``requests``: how many it holds."""
-
-    replica_id: int
-    phase: ReplicaPhase
-    requests: int
-
-
 class StageHealth(msgspec.Struct, frozen=True, kw_only=True):
     """One stage as ``/health`` shows it. ``ready``: at least one replica takes work."""
 
@@ -74,29 +56,6 @@ class StageHealth(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool
     restarts: int
     replicas: tuple[ReplicaHealth, ...]
-
-
-@dataclass(slots=True, eq=False)
-class _Replica:
-    """One replica and, as the sink of its client, the way its outputs take."""
-
-    pool: StagePool
-    replica_id: int
-    slot: int
-    client: StageClient
-    phase: ReplicaPhase = "starting"
-    ready_at: float = 0.0
-    request_ids: dict[str, None] = field(default_factory=dict)
-
-    def on_output(self, output: RequestOutput) -> None:
-        if output.finished or output.error is not None:
-            self.pool._unbind(output.request_id, self)
-        listener = self.pool._listener
-        if listener is not None and self.phase == "ready":
-            listener.on_stage_output(self.pool.stage_id, self.replica_id, output)
-
-    def on_dead(self, error: BaseException) -> None:
-        self.pool._evict(self, error)
 
 
 class StagePool:
@@ -123,140 +82,65 @@ class StagePool:
         self.stage_id = stage_id
         self.name = name or f"stage{stage_id}"
         self.final_output = final_output
-        self._make_client = make_client
+        self.replicas = ReplicaSet(
+            name=self.name, make_client=make_client, runtime=runtime, count=replicas, restart=restart, owner=self
+        )
         self._runtime = runtime
-        self._restart = restart
-        self._backoffs = [Backoff(restart or RestartPolicy()) for _ in range(replicas)]
-        self._replicas: dict[int, _Replica] = {}
-        self._bindings: dict[str, _Replica] = {}
+        self._bindings: dict[str, Replica] = {}
         self._session_keys = SessionKeys()
-        self._next_replica_id = 0
         self._cursor = -1
-        self._restarts = 0
-        self._restarting = True
         self._listener: PoolListener | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._model_config = ModelConfig()
 
     # ---------------------------------------------------------------- life
 
     async def start(self, listener: PoolListener) -> None:
         """Start every replica; returns when all are ready. Raises what the first failing one raised."""
         self._listener = listener
-        results = await asyncio.gather(
-            *(self._start_replica(slot) for slot in range(len(self._backoffs))), return_exceptions=True
-        )
-        errors = [result for result in results if isinstance(result, BaseException)]
-        if errors:
-            await self.close()
-            raise errors[0]
+        await self.replicas.start()
 
     def stop_restarting(self) -> None:
         """From now on deaths are expected: no replica is started again."""
-        self._restarting = False
+        self.replicas.stop_restarting()
 
     async def close(self) -> None:
         """Stop every replica, each within its own bound. Idempotent."""
-        self._restarting = False
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        replicas, self._replicas = list(self._replicas.values()), {}
-        for replica in replicas:
-            replica.phase = "dead"
         self._bindings.clear()
         self._session_keys = SessionKeys()
-        await asyncio.gather(*(self._close_client(replica) for replica in replicas))
+        self._listener = None
+        await self.replicas.close()
+        self._bindings.clear()
 
-    async def _start_replica(self, slot: int) -> None:
-        replica_id = self._next_replica_id
-        self._next_replica_id += 1
-        replica = _Replica(pool=self, replica_id=replica_id, slot=slot, client=self._make_client(replica_id))
-        self._replicas[replica_id] = replica
-        try:
-            await replica.client.start(replica)
-            if replica.phase == "dead":
-                raise StageFault(ErrorCode.REPLICA_UNAVAILABLE, f"Stage {self.name} died while it started.")
-        except BaseException:
-            replica.phase = "dead"
-            self._replicas.pop(replica_id, None)
-            await self._close_client(replica)
-            raise
-        replica.phase = "ready"
-        replica.ready_at = self._runtime.now()
-        self._model_config = replica.client.model_config
+    def on_output(self, replica: Replica, output: RequestOutput) -> None:
+        if output.finished or output.error is not None:
+            self._unbind(output.request_id, replica)
+        if self._listener is not None:
+            self._listener.on_stage_output(self.stage_id, replica.replica_id, output)
 
-    async def _close_client(self, replica: _Replica) -> None:
-        try:
-            await replica.client.close()
-        except Exception:
-            logger.exception("replica %d of stage %s did not close cleanly", replica.replica_id, self.name)
-
-    def _evict(self, replica: _Replica, error: BaseException) -> None:
-        was = replica.phase
-        if was == "dead":
-            return
-        replica.phase = "dead"
-        if was == "starting":
-            return  # whoever awaits its start raises
-        self._replicas.pop(replica.replica_id, None)
+    def on_gone(self, replica: Replica, error: BaseException) -> None:
         stranded = list(replica.request_ids)
         replica.request_ids.clear()
         for request_id in stranded:
-            del self._bindings[request_id]
+            self._bindings.pop(request_id, None)
         self._session_keys.forget_replicas({replica.replica_id})
-        if not self._restarting:
-            return
-        logger.error(
-            "replica %d of stage %s is gone with %d requests: %s", replica.replica_id, self.name, len(stranded), error
-        )
-        self._spawn(self._revive(replica), name=f"revive-{self.name}-{replica.slot}")
         if self._listener is not None:
             self._listener.on_replica_dead(self.stage_id, replica.replica_id, stranded, error)
-
-    async def _revive(self, dead: _Replica) -> None:
-        await self._close_client(dead)
-        if self._restart is None:
-            return
-        backoff = self._backoffs[dead.slot]
-        lived_s = self._runtime.now() - dead.ready_at
-        while self._restarting:
-            await asyncio.sleep(backoff.next_delay_s(lived_s))
-            lived_s = 0.0
-            try:
-                await self._start_replica(dead.slot)
-            except Exception as error:
-                logger.error("stage %s did not start again: %s", self.name, error)
-            else:
-                self._restarts += 1
-                logger.warning("stage %s is back", self.name)
-                return
-
-    def _spawn(self, coro: Coroutine[object, object, None], *, name: str) -> None:
-        task = self._runtime.spawn(coro, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     # ---------------------------------------------------------------- what others ask
 
     @property
     def stage_client(self) -> StageClient | None:
         """The client of a live replica (the one with the lowest id), or ``None``."""
-        for replica in self._replicas.values():
-            if replica.phase == "ready":
-                return replica.client
-        return None
+        return self.replicas.first_client()
 
     @property
     def model_config(self) -> ModelConfig:
         """What is known of the stage's model; kept while no replica lives."""
-        return self._model_config
+        return self.replicas.model_config
 
     @property
     def stage_vllm_config(self) -> StageVllmConfig:
         """The documented way to :attr:`model_config`."""
-        return StageVllmConfig(self._model_config)
+        return StageVllmConfig(self.model_config)
 
     @property
     def default_sampling_params(self) -> SamplingParams:
@@ -269,11 +153,11 @@ class StagePool:
     @property
     def live_replica_ids(self) -> list[int]:
         """Replicas that take work now, ascending."""
-        return [
-            replica_id
-            for replica_id, replica in self._replicas.items()
-            if replica.phase == "ready" and replica.client.healthy
-        ]
+        return self.replicas.live_ids()
+
+    def clients(self) -> dict[int, StageClient]:
+        """The clients of live replicas, by replica id, ascending."""
+        return {replica_id: self.replicas.get(replica_id).client for replica_id in self.live_replica_ids}
 
     @property
     def binding_count(self) -> int:
@@ -296,11 +180,8 @@ class StagePool:
             stage_id=self.stage_id,
             name=self.name,
             ready=bool(self.live_replica_ids),
-            restarts=self._restarts,
-            replicas=tuple(
-                ReplicaHealth(replica_id=replica.replica_id, phase=replica.phase, requests=len(replica.request_ids))
-                for replica in self._replicas.values()
-            ),
+            restarts=self.replicas.restarts,
+            replicas=self.replicas.health(),
         )
 
     # ---------------------------------------------------------------- requests
@@ -321,7 +202,7 @@ class StagePool:
         key = request.prompt.session_key
         replica = self._bindings.get(request_id)
         if replica is None:
-            replica = self._place(request_state.pinned_replicas.get(self.stage_id), key)
+            replica = self._place(request_state, key)
             self._bindings[request_id] = replica
             replica.request_ids[request_id] = None
         self._session_keys.remember(key, replica.replica_id)
@@ -361,7 +242,7 @@ class StagePool:
 
         Tries every replica, then raises the first error; what could not be aborted stays bound.
         """
-        by_replica: dict[_Replica, list[str]] = {}
+        by_replica: dict[Replica, list[str]] = {}
         for request_id in request_ids:
             replica = self._bindings.get(request_id)
             if replica is not None:
@@ -382,13 +263,16 @@ class StagePool:
         """Forget where a session's resident context is."""
         self._session_keys.forget(session_key)
 
-    def _place(self, pinned: int | None, session_key: str) -> _Replica:
+    def _place(self, state: OrchestratorRequestState, session_key: str) -> Replica:
         live = self.live_replica_ids
+        pinned = state.pinned_replicas.get(self.stage_id)
         resident = self._session_keys.find(session_key)
+        if resident is None:
+            resident = state.inherited_replica
         replica_id = choose_replica(live, cursor=self._cursor, pinned=pinned, resident=resident)
         if pinned is None and replica_id != resident:
             self._cursor = replica_id
-        return self._replicas[replica_id]
+        return self.replicas.get(replica_id)
 
     def _note(self, state: OrchestratorRequestState, request: StageRequest, replica_id: int) -> None:
         state.submitted.add(self.stage_id)
@@ -399,7 +283,7 @@ class StagePool:
         if stats.submitted_at is None:
             stats.submitted_at = self._runtime.now()
 
-    def _unbind(self, request_id: str, replica: _Replica) -> None:
+    def _unbind(self, request_id: str, replica: Replica) -> None:
         if self._bindings.get(request_id) is replica:
             del self._bindings[request_id]
-        replica.request_ids.pop(request_id, None)
+        replica.drop(request_id)

@@ -11,10 +11,12 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from duologue.engine.stages.contract import AsyncStage, Stage, StageControl
+from duologue.engine.stages.contract import AsyncStage, Stage, StageControl, no_such_call
 from duologue.errors import ErrorCode, StageFault
 from duologue.outputs import RequestOutput, StageRequest
 
@@ -102,6 +104,23 @@ class Puppet:
             case _:
                 pass
 
+    def answer(self, method: str, args: tuple[Any, ...]) -> object:
+        """What both kinds of stage answer to calls."""
+        match method:
+            case "join":
+                return {"text": "-".join(args), "bytes": b"\0\xff", "process": os.getpid()}
+            case "fail":
+                raise StageFault(ErrorCode.RATE_LIMITED, "not now")
+            case "die":
+                os._exit(7)
+            case "sleep":
+                time.sleep(args[0])
+                return None
+            case "unencodable":
+                return object()
+            case _:
+                raise no_such_call(self, method)
+
 
 class Blocking(Puppet, Stage[State]):
     def load(self) -> None:
@@ -116,6 +135,9 @@ class Blocking(Puppet, Stage[State]):
 
     def close(self, state: State) -> None:
         self.counts.closed += 1
+
+    def call(self, method: str, args: tuple[Any, ...]) -> object:
+        return self.answer(method, args)
 
     def shutdown(self) -> None:
         self.end()
@@ -140,6 +162,9 @@ class Asynchronous(Puppet, AsyncStage[State]):
 
     def close(self, state: State) -> None:
         self.counts.closed += 1
+
+    async def call(self, method: str, args: tuple[Any, ...]) -> object:
+        return self.answer(method, args)
 
 
 def not_a_stage() -> object:

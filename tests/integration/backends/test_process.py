@@ -260,7 +260,7 @@ def test_a_pipeline_of_workers_survives_the_death_of_one(tmp_path: Path) -> None
             ),
         )
         pools = build_pools(pipeline, runtime)
-        pools[0]._backoffs[0].policy = RestartPolicy(first_s=0.01)
+        pools[0].replicas._slots[0].backoff.policy = RestartPolicy(first_s=0.01)
         outbox = Outbox()
         engine = Orchestrator(
             stage_pools=pools,

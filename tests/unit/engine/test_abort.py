@@ -115,7 +115,7 @@ async def test_an_abort_that_a_stage_did_not_get_can_be_repeated(runtime: Virtua
     spec = StageSpec(slow_sentences)
     rig = Rig(runtime, [spec, StageSpec(slow_echo)])
     deaf = Deaf(spec.stage(), runtime=runtime)
-    rig.orchestrator.stage_pools[0]._make_client = lambda _replica_id: deaf
+    rig.orchestrator.stage_pools[0].replicas.make_client = lambda _replica_id: deaf
     async with running(rig):
         rig.add("r", "x")
         await asyncio.sleep(0.17)

@@ -240,7 +240,9 @@ class Reporting(Orchestrator):
 
 def congested(rig: Rig, stage_id: int) -> None:
     spec = rig.stages[stage_id]
-    rig.orchestrator.stage_pools[stage_id]._make_client = lambda _id: Congested(spec.stage(), runtime=rig.runtime)
+    rig.orchestrator.stage_pools[stage_id].replicas.make_client = lambda _id: Congested(
+        spec.stage(), runtime=rig.runtime
+    )
 
 
 @virtual

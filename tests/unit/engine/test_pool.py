@@ -170,7 +170,7 @@ async def test_failing_starts_are_retried_later_and_later(runtime: VirtualRuntim
         spec.clients.append(client)
         return client
 
-    pool._make_client = make_client
+    pool.replicas.make_client = make_client
     async with running(rig):
         Frail.failures = 3
         spec.clients[0].die(DEATH)
@@ -184,7 +184,7 @@ async def test_failing_starts_are_retried_later_and_later(runtime: VirtualRuntim
 async def test_a_pipeline_that_cannot_start_says_why_and_leaves_nothing_running(runtime: VirtualRuntime) -> None:
     good, bad = StageSpec(), StageSpec()
     rig = Rig(runtime, [good, bad])
-    rig.orchestrator.stage_pools[1]._make_client = lambda _replica_id: Frail(bad.stage(), runtime=runtime)
+    rig.orchestrator.stage_pools[1].replicas.make_client = lambda _replica_id: Frail(bad.stage(), runtime=runtime)
     Frail.failures = 1
     with pytest.raises(OSError, match="no weights"):
         await rig.orchestrator.run()
@@ -214,7 +214,7 @@ async def test_a_submission_that_fails_leaves_no_binding(runtime: VirtualRuntime
 
     spec = StageSpec()
     rig = Rig(runtime, [spec])
-    rig.orchestrator.stage_pools[0]._make_client = lambda _replica_id: Full(spec.stage(), runtime=runtime)
+    rig.orchestrator.stage_pools[0].replicas.make_client = lambda _replica_id: Full(spec.stage(), runtime=runtime)
     async with running(rig):
         rig.add("r", "x")
         assert len(rig.errors("r")) == 1

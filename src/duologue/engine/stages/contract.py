@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from duologue.config.stage_config import ModelConfig
+from duologue.errors import ClientFault, ErrorCode
 from duologue.outputs import RequestOutput, SamplingParams, StageRequest
 
 StateT = TypeVar("StateT")
@@ -49,6 +50,14 @@ class Stage(abc.ABC, Generic[StateT]):
     def close(self, state: StateT) -> None:
         """The request finished, failed or was aborted: free what it held. Called exactly once per ``open``."""
 
+    def call(self, method: str, args: tuple[Any, ...]) -> object:
+        """An operator's call to every replica, between two pieces of work (between outputs, if ``concurrency`` > 1).
+
+        The result may be anything that msgpack holds. Raises :class:`ClientFault` for a method that there isn't.
+        """
+        del args
+        raise no_such_call(self, method)
+
     def shutdown(self) -> None:
         """The replica is closing."""
 
@@ -70,11 +79,21 @@ class AsyncStage(abc.ABC, Generic[StateT]):
     def close(self, state: StateT) -> None:
         """As :meth:`Stage.close`."""
 
+    async def call(self, method: str, args: tuple[Any, ...]) -> object:
+        """As :meth:`Stage.call`, beside whatever else runs."""
+        del args
+        raise no_such_call(self, method)
+
     async def shutdown(self) -> None:
         """The replica is closing."""
 
 
 AnyStage = Stage[Any] | AsyncStage[Any]
+
+
+def no_such_call(stage: object, method: str) -> ClientFault:
+    """What stage code raises for a call that it does not know."""
+    return ClientFault(ErrorCode.UNSUPPORTED, f"{type(stage).__name__} has no method {method!r} that could be called.")
 
 
 class StageSink(Protocol):
@@ -110,6 +129,14 @@ class StageClient(abc.ABC):
     @abc.abstractmethod
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Stop requests: after this returns nothing of them is pushed any more. Unknown ids are ignored."""
+
+    async def call(self, method: str, args: tuple[Any, ...]) -> object:
+        """Call stage code and return what it answers. Whoever awaits this bounds it; cancelled, it is given up.
+
+        Raises what stage code raised, by its code, or :class:`ClientFault` (``unsupported``) from a backend without calls.
+        """
+        del args
+        raise ClientFault(ErrorCode.UNSUPPORTED, f"{type(self).__name__} carries no calls such as {method!r}.")
 
     @property
     @abc.abstractmethod

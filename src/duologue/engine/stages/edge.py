@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from duologue.outputs import RequestOutput, StagePrompt
+from duologue.outputs import CompanionOutput, RequestOutput, StagePrompt
 
 
 class Nothing(enum.Enum):
@@ -37,6 +37,7 @@ class EdgeInput(msgspec.Struct, frozen=True, kw_only=True):
 
     ``audio`` is PCM16 mono at ``audio_rate_hz``. ``segment_index`` counts the boundaries of this request at the source
     from 0. ``entry_prompt`` is the latest prompt of the request's entry stage. ``final``: the source has finished.
+    ``companions``: what every companion of the request produced, in the order of their roles; at the entry stage only.
     """
 
     request_id: str
@@ -49,6 +50,7 @@ class EdgeInput(msgspec.Struct, frozen=True, kw_only=True):
     entry_prompt: StagePrompt
     is_session: bool
     final: bool
+    companions: tuple[CompanionOutput, ...] = ()
 
 
 EdgeResult = StagePrompt | Literal[Nothing.NOTHING] | None
@@ -68,7 +70,7 @@ class Edge(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pass_on(source: EdgeInput) -> EdgeResult:
-    """The plainest edge: text, tokens and audio become the next stage's input as they are."""
+    """The plainest edge: text, tokens, audio and companions become the next stage's input as they are."""
     if not (source.text or source.token_ids or source.audio):
         return NOTHING
     return StagePrompt(
@@ -77,6 +79,7 @@ def pass_on(source: EdgeInput) -> EdgeResult:
         audio=source.audio,
         audio_rate_hz=source.audio_rate_hz,
         session_key=source.entry_prompt.session_key,
+        companions=source.companions,
     )
 
 

@@ -10,12 +10,12 @@ request was aborted can't be taken for another's.
 from __future__ import annotations
 
 import struct
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
 from duologue.engine.stages.arena import Ring
-from duologue.outputs import Options, RequestOutput, StageRequest
+from duologue.outputs import Options, RequestOutput, StageError, StageRequest
 
 MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
 RING_FROM_BYTES: Final = 64 * 1024
@@ -54,7 +54,15 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag=5):
     pass
 
 
-ToWorker = Configure | Submit | Update | Abort | Ping | Stop
+class Call(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Call ``method`` of the stage code; answered by :class:`Returned` under the same number."""
+
+    number: int
+    method: str
+    args: tuple[Any, ...]
+
+
+ToWorker = Configure | Submit | Update | Abort | Ping | Stop | Call
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -76,7 +84,15 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag=3):
     pass
 
 
-FromWorker = Ready | StartFailed | Output | Pong
+class Returned(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """What came of a call: builtin types, or an error."""
+
+    number: int
+    value: Any
+    error: StageError | None = None
+
+
+FromWorker = Ready | StartFailed | Output | Pong | Returned
 
 _ENCODER = msgspec.msgpack.Encoder()
 to_worker = msgspec.msgpack.Decoder(ToWorker)

@@ -7,15 +7,17 @@ compute belong into the process backend.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from duologue.config.stage_config import ModelConfig
 from duologue.engine.stages.contract import AnyStage, AsyncStage, StageClient, StageSink
+from duologue.engine.stages.piece import CallResult, value_of
 from duologue.engine.stages.works import Key, SteppedWorks, TaskWorks, Works
 from duologue.errors import ErrorCode, StageFault
 from duologue.log import init_logger
-from duologue.outputs import RequestOutput, SamplingParams, StageRequest
+from duologue.outputs import RequestOutput, SamplingParams, StageError, StageRequest
 
 if TYPE_CHECKING:
     from duologue.clock import Runtime
@@ -44,6 +46,8 @@ class InprocClient(StageClient):
         self._sink: StageSink | None = None
         self._works: Works | None = None
         self._live: dict[str, None] = {}
+        self._calls: set[asyncio.Future[CallResult]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def healthy(self) -> bool:
@@ -53,7 +57,7 @@ class InprocClient(StageClient):
         stage = self._stage
         if isinstance(stage, AsyncStage):
             await stage.load()
-            self._works = TaskWorks(stage, self._push, lambda coro: self._runtime.spawn(coro, name="inproc-stage"))
+            self._works = TaskWorks(stage, self._push, self._spawn)
         else:
             stage.load()
             self._works = SteppedWorks(stage, self._push, asyncio.get_running_loop())
@@ -75,6 +79,15 @@ class InprocClient(StageClient):
             del self._live[request_id]
         if known and self._works is not None:
             self._works.abort(known)
+
+    async def call(self, method: str, args: tuple[Any, ...]) -> object:
+        answer: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
+        self._calls.add(answer)
+        try:
+            self._working().call(method, args, partial(_settle, answer))
+            return value_of(await answer)
+        finally:
+            self._calls.discard(answer)
 
     async def close(self) -> None:
         works = self._stop()
@@ -100,7 +113,19 @@ class InprocClient(StageClient):
             live = list(self._live)
             self._live.clear()
             works.abort(live)
+            for task in self._tasks:
+                if task is not asyncio.current_task():
+                    task.cancel()
+            gone = StageError(ErrorCode.REPLICA_UNAVAILABLE.value, "The replica is gone.")
+            for answer in self._calls:
+                _settle(answer, CallResult(error=gone))
         return works
+
+    def _spawn(self, coro: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        task = self._runtime.spawn(coro, name="inproc-stage")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def _working(self) -> Works:
         if self._works is None:
@@ -112,3 +137,8 @@ class InprocClient(StageClient):
             self._live.pop(output.request_id, None)
         if self._sink is not None:
             self._sink.on_output(output)
+
+
+def _settle(answer: asyncio.Future[CallResult], result: CallResult) -> None:
+    if not answer.done():
+        answer.set_result(result)

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from duologue.engine.stages.contract import AsyncStage, Stage
-from duologue.errors import DuologueError, ErrorCode
+from duologue.errors import DuologueError, ErrorCode, StageFault
 from duologue.log import init_logger
 from duologue.outputs import RequestOutput, StageError, StageRequest
 
@@ -80,6 +83,45 @@ async def run_piece_async(
         close_work(stage, work)
 
 
+class CallResult(msgspec.Struct, frozen=True):
+    """What came of a call: builtin types that msgpack holds, or an error."""
+
+    value: object = None
+    error: StageError | None = None
+
+
+def run_call(stage: Stage[object], method: str, args: tuple[Any, ...]) -> CallResult:
+    """Call stage code. Never raises."""
+    try:
+        return _answered(stage.call(method, args))
+    except Exception as error:
+        return CallResult(error=_reason(error))
+
+
+async def run_call_async(stage: AsyncStage[object], method: str, args: tuple[Any, ...]) -> CallResult:
+    """As :func:`run_call`; cancellation passes through."""
+    try:
+        return _answered(await stage.call(method, args))
+    except Exception as error:
+        return CallResult(error=_reason(error))
+
+
+def value_of(result: CallResult) -> object:
+    """The answer. Raises :class:`StageFault` for an error, under its code."""
+    if result.error is None:
+        return result.value
+    try:
+        code = ErrorCode(result.error.code)
+    except ValueError:
+        code = ErrorCode.RUNTIME_STREAM_FAILED
+    raise StageFault(code, result.error.message)
+
+
+def _answered(value: object) -> CallResult:
+    # The same plain types, and the same refusal, whether or not the answer has to leave this process.
+    return CallResult(value=msgspec.to_builtins(value, builtin_types=(bytes,)))
+
+
 def close_work(stage: Stage[object] | AsyncStage[object], work: Work) -> None:
     """Let stage code free what a request held. Idempotent, never raises."""
     if not work.opened:
@@ -111,12 +153,15 @@ def _finished(work: Work) -> RequestOutput:
 
 def _failed(work: Work, error: Exception) -> RequestOutput:
     work.ended = True
-    if isinstance(error, DuologueError):
-        reason = StageError(error.code.value, error.message)
-    else:
+    if not isinstance(error, DuologueError):
         logger.error("stage code failed", exc_info=error, extra={"request_id": work.request_id})
-        reason = StageError(ErrorCode.RUNTIME_STREAM_FAILED.value, f"{type(error).__name__}: {error}")
-    return RequestOutput(request_id=work.request_id, finish_reason="error", error=reason)
+    return RequestOutput(request_id=work.request_id, finish_reason="error", error=_reason(error))
+
+
+def _reason(error: Exception) -> StageError:
+    if isinstance(error, DuologueError):
+        return StageError(error.code.value, error.message)
+    return StageError(ErrorCode.RUNTIME_STREAM_FAILED.value, f"{type(error).__name__}: {error}")
 
 
 def _close_iterator(outputs: Iterator[RequestOutput]) -> None:

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -26,6 +26,7 @@ from duologue.engine.stages.arena import Ring, create_memory
 from duologue.engine.stages.contract import StageClient, StageSink
 from duologue.engine.stages.frames import (
     Abort,
+    Call,
     Configure,
     FrameReader,
     FrameWriter,
@@ -34,6 +35,7 @@ from duologue.engine.stages.frames import (
     Ping,
     Pong,
     Ready,
+    Returned,
     StartFailed,
     Stop,
     Submit,
@@ -41,10 +43,11 @@ from duologue.engine.stages.frames import (
     Update,
     from_worker,
 )
+from duologue.engine.stages.piece import CallResult, value_of
 from duologue.engine.stages.stderr import LineForwarder, forward_lines
 from duologue.errors import ClientFault, ErrorCode, StageFault
 from duologue.log import init_logger
-from duologue.outputs import Options, RequestOutput, SamplingParams, StageRequest
+from duologue.outputs import Options, RequestOutput, SamplingParams, StageError, StageRequest
 
 if TYPE_CHECKING:
     from duologue.clock import Runtime, TimerHandle
@@ -98,6 +101,7 @@ class ProcessClient(StageClient, asyncio.Protocol):
         self._writable.set()
         self._numbers: dict[str, int] = {}
         self._live: dict[int, str] = {}
+        self._calls: dict[int, asyncio.Future[CallResult]] = {}
         self._last_number = 0
         self._heard_at = 0.0
         self._timer: TimerHandle | None = None
@@ -249,6 +253,10 @@ class ProcessClient(StageClient, asyncio.Protocol):
     def _forget_requests(self) -> None:
         self._numbers.clear()
         self._live.clear()
+        gone = self._not_running()
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_result(CallResult(error=StageError(gone.code.value, gone.message)))
 
     # ---------------------------------------------------------------- requests
 
@@ -279,9 +287,23 @@ class ProcessClient(StageClient, asyncio.Protocol):
         if numbers and self._up:
             self._write(Abort(tuple(numbers)))
 
+    async def call(self, method: str, args: tuple[Any, ...]) -> object:
+        self._check_up()
+        number = self._last_number + 1
+        self._write(Call(number, method, args))
+        self._last_number = number
+        answer = self._calls[number] = asyncio.get_running_loop().create_future()
+        try:
+            return value_of(await answer)
+        finally:
+            del self._calls[number]
+
     def _check_up(self) -> None:
         if not self.healthy:
-            raise StageFault(ErrorCode.REPLICA_UNAVAILABLE, f"Worker {self._spec.name} is not running.")
+            raise self._not_running()
+
+    def _not_running(self) -> StageFault:
+        return StageFault(ErrorCode.REPLICA_UNAVAILABLE, f"Worker {self._spec.name} is not running.")
 
     def _write(self, message: ToWorker) -> None:
         try:
@@ -290,7 +312,8 @@ class ProcessClient(StageClient, asyncio.Protocol):
             raise ClientFault(
                 ErrorCode.PAYLOAD_UNENCODABLE, f"The input for stage {self._spec.name} can't be sent: {error}"
             ) from error
-        if self._transport is not None:
+        # A worker that died takes its end of the pipe along; its death is announced elsewhere.
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
     async def _drained(self) -> None:
@@ -322,8 +345,15 @@ class ProcessClient(StageClient, asyncio.Protocol):
                     self._ready.set_result(None)
             case StartFailed(text):
                 self._lost(f"could not start its stage: {text}")
+            case Returned(number, value, error):
+                self._take_returned(number, CallResult(value, error))
             case Pong():
                 pass
+
+    def _take_returned(self, number: int, result: CallResult) -> None:
+        answer = self._calls.get(number)
+        if answer is not None and not answer.done():  # else whoever asked has given it up
+            answer.set_result(result)
 
     def _take_output(self, number: int, output: RequestOutput) -> None:
         request_id = self._live.get(number)

@@ -19,12 +19,15 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
 
 from duologue.engine.stages.arena import Ring
 from duologue.engine.stages.contract import AnyStage, AsyncStage
 from duologue.engine.stages.factory import make_stage
 from duologue.engine.stages.frames import (
     Abort,
+    Call,
     Configure,
     FrameReader,
     FrameWriter,
@@ -33,6 +36,7 @@ from duologue.engine.stages.frames import (
     Ping,
     Pong,
     Ready,
+    Returned,
     StartFailed,
     Stop,
     Submit,
@@ -40,7 +44,8 @@ from duologue.engine.stages.frames import (
     Update,
     to_worker,
 )
-from duologue.engine.stages.works import Key, Push, TaskWorks, ThreadedWorks, Works
+from duologue.engine.stages.piece import CallResult
+from duologue.engine.stages.works import Done, Key, Push, TaskWorks, ThreadedWorks, Works
 from duologue.errors import ErrorCode
 from duologue.log import configure_logging, init_logger
 from duologue.outputs import RequestOutput, StageError, StageRequest
@@ -85,6 +90,14 @@ class Link:
             reason = StageError(ErrorCode.PAYLOAD_UNENCODABLE.value, f"An output of the stage can't be sent: {error}")
             self.send(Output(number, RequestOutput(request_id=output.request_id, finish_reason="error", error=reason)))
 
+    def answer(self, number: int, result: CallResult) -> None:
+        """Send what came of a call; what can't be encoded becomes an error."""
+        try:
+            self.send(Returned(number, result.value, result.error))
+        except (TypeError, ValueError, OverflowError) as error:
+            reason = StageError(ErrorCode.PAYLOAD_UNENCODABLE.value, f"The answer of the stage can't be sent: {error}")
+            self.send(Returned(number, None, reason))
+
 
 class LoopThread:
     """An event loop in a thread of its own, for asynchronous stage code."""
@@ -122,6 +135,9 @@ class LoopWorks:
     def abort(self, keys: Sequence[Key]) -> None:
         self._post(self._works.abort, keys)
 
+    def call(self, method: str, args: tuple[Any, ...], done: Done) -> None:
+        self._post(self._works.call, method, args, done)
+
 
 def start_stage(stage: AnyStage, push: Push) -> tuple[Works, Callable[[], None]]:
     """Load ``stage``; returns how to run requests on it, and how to shut it down. ``push`` is called from any thread."""
@@ -153,11 +169,16 @@ def serve(link: Link) -> None:
                     shutdown()
                 return
             elif works is not None:
-                handle(message, works, lambda: link.send(Pong()))
+                handle(message, works, lambda: link.send(Pong()), link.answer)
 
 
-def handle(message: Submit | Update | Abort | Ping, works: Works, pong: Callable[[], None]) -> None:
-    """Do what one message asks of a running stage."""
+def handle(
+    message: Submit | Update | Abort | Ping | Call,
+    works: Works,
+    pong: Callable[[], None],
+    answer: Callable[[int, CallResult], None] | None = None,
+) -> None:
+    """Do what one message asks of a running stage. ``answer`` takes what came of a call; ``None``: there are none."""
     match message:
         case Submit(number, request):
             works.submit(number, request)
@@ -167,6 +188,9 @@ def handle(message: Submit | Update | Abort | Ping, works: Works, pong: Callable
             works.abort(numbers)
         case Ping():
             pong()
+        case Call(number, method, args):
+            if answer is not None:
+                works.call(method, args, partial(answer, number))
 
 
 def die_with_parent(parent_pid: int) -> None:

@@ -17,14 +17,23 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from duologue.engine.stages.contract import AsyncStage, Stage
-from duologue.engine.stages.piece import Work, close_work, run_piece, run_piece_async
+from duologue.engine.stages.piece import (
+    CallResult,
+    Work,
+    close_work,
+    run_call,
+    run_call_async,
+    run_piece,
+    run_piece_async,
+)
 from duologue.outputs import RequestOutput, StageRequest
 
 Key = int | str
 Push = Callable[[Key, RequestOutput], None]
+Done = Callable[[CallResult], None]
 
 
 class Works(Protocol):
@@ -40,6 +49,10 @@ class Works(Protocol):
 
     def abort(self, keys: Sequence[Key]) -> None:
         """Stop requests; unknown keys are ignored."""
+        ...
+
+    def call(self, method: str, args: tuple[Any, ...], done: Done) -> None:
+        """Call stage code where its requests run; ``done`` gets the answer there, once."""
         ...
 
 
@@ -63,7 +76,7 @@ class SteppedWorks:
         self._push = push
         self._call_soon = loop.call_soon
         self._free = max(1, stage.concurrency)
-        self._waiting: deque[_Job] = deque()
+        self._waiting: deque[_Job | Callable[[], None]] = deque()
         self._jobs: dict[Key, _Job] = {}
 
     def submit(self, key: Key, request: StageRequest) -> None:
@@ -86,6 +99,10 @@ class SteppedWorks:
                 close_work(self._stage, job.work)
             # else the step that is due finds it cancelled, frees the slot and closes it
 
+    def call(self, method: str, args: tuple[Any, ...], done: Done) -> None:
+        self._waiting.append(lambda: done(run_call(self._stage, method, args)))
+        self._fill()
+
     def _add(self, job: _Job, request: StageRequest) -> None:
         job.pieces.append(request)
         if not job.busy:
@@ -96,7 +113,9 @@ class SteppedWorks:
     def _fill(self) -> None:
         while self._free and self._waiting:
             job = self._waiting.popleft()
-            if job.pieces:  # else aborted while it waited
+            if not isinstance(job, _Job):
+                job()
+            elif job.pieces:  # else aborted while it waited
                 self._free -= 1
                 job.running = run_piece(self._stage, job.work, job.pieces.popleft())
                 self._call_soon(self._step, job)
@@ -165,6 +184,12 @@ class TaskWorks:
             elif job.task is not asyncio.current_task():
                 job.task.cancel()
 
+    def call(self, method: str, args: tuple[Any, ...], done: Done) -> None:
+        async def run() -> None:
+            done(await run_call_async(self._stage, method, args))
+
+        self._spawn(run())
+
     def _add(self, job: _Job, request: StageRequest) -> None:
         job.pieces.append(request)
         if job.task is None:
@@ -205,7 +230,7 @@ class ThreadedWorks:
         self._push = push
         self._lock = threading.Lock()
         self._jobs: dict[Key, _Job] = {}
-        self._ready: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[_Job | Callable[[], None]] = queue.SimpleQueue()
         for number in range(max(1, stage.concurrency)):
             threading.Thread(target=self._serve, name=f"stage-{number}", daemon=True).start()
 
@@ -233,6 +258,9 @@ class ThreadedWorks:
                     job.busy = True
                     self._ready.put(job)  # stage code is closed where it runs: in a stage thread
 
+    def call(self, method: str, args: tuple[Any, ...], done: Done) -> None:
+        self._ready.put(lambda: done(run_call(self._stage, method, args)))
+
     def _add(self, job: _Job, request: StageRequest) -> None:
         job.pieces.append(request)
         if not job.busy:
@@ -241,7 +269,11 @@ class ThreadedWorks:
 
     def _serve(self) -> None:
         while True:
-            self._run(self._ready.get())
+            job = self._ready.get()
+            if isinstance(job, _Job):
+                self._run(job)
+            else:
+                job()
 
     def _run(self, job: _Job) -> None:
         with self._lock:
