@@ -173,7 +173,7 @@ class Exchange:
             async with asyncio.timeout(limit_s):
                 await self._send(message)
         except TimeoutError:
-            self._drop()
+            await self._drop()
             raise ClientGone from None
         except OSError:
             self._gone.set()
@@ -203,11 +203,12 @@ class Exchange:
         self._connection.close()
         await self._until_gone()
 
-    def _drop(self) -> None:
+    async def _drop(self) -> None:
         """The client takes nothing: closing in order would wait for it."""
-        self._gone.set()
         if self._connection is not None:
             self._connection.abort()
+            await self._until_gone()
+        self._gone.set()
 
     async def _until_gone(self) -> None:
         with suppress(TimeoutError):
