@@ -41,6 +41,7 @@ from duologue.engine.duplex.core.items import (
     TurnClassified,
 )
 from duologue.engine.duplex.events import ResponseCreated, ResponseDone, SessionClosed, SessionExpired
+from duologue.engine.duplex.plugin import ModelCapabilities
 from duologue.engine.duplex.results import Listened, ModelFailed, ModelResult, Speech, TurnEnded, UserTranscript
 from duologue.errors import ErrorCode
 from duologue.outputs import AudioMark
@@ -53,6 +54,23 @@ CONFIGS = (
     SessionConfig(turn_detection=ServerVad(create_response=False)),
     SessionConfig(playback_commit_policy="ack_only"),
     SessionConfig(output_modality="text"),
+    SessionConfig(auto_response=True),
+    SessionConfig(turn_detection=ServerVad(), auto_response=True, playback_commit_policy="commit_all_on_done"),
+    SessionConfig(turn_detection=ServerVad(), overlap_policy="listen_only"),
+)
+BY_CLIENT = ModelCapabilities(family="resident", unit_ms=80, chunk_period_ms=80, input_rate_hz=16_000)
+SPEECH_ONLY = msgspec.structs.replace(PLAIN, supports_text_turns=False)
+MODELS = (
+    CASCADE,
+    CASCADE,
+    PLAIN,
+    NATIVE,
+    NATIVE,
+    SPEECH_ONLY,
+    BY_CLIENT,
+    msgspec.structs.replace(CASCADE, supports_text_turns=False, input_rate_hz=24_000),
+    msgspec.structs.replace(CASCADE, supports_barge_in=False),
+    msgspec.structs.replace(NATIVE, unit_ms=0, supports_client_commit=True),
 )
 TINY = DuplexSessionRuntimeConfig(
     max_pending_input_bytes_per_session=40_000,
@@ -79,7 +97,7 @@ class Storm:
         rng = self.rng
         self.world = World(
             config=rng.choice(CONFIGS),
-            capabilities=rng.choice((CASCADE, CASCADE, PLAIN, NATIVE)),
+            capabilities=rng.choice(MODELS),
             runtime=rng.choice(RUNTIMES),
             auto=rng.random() < 0.5,
             takes=rng.random() < 0.7,
@@ -124,10 +142,13 @@ class Storm:
         cut = rng.randrange(0, len(pcm), 2)
         for piece in (pcm[:cut], pcm[cut:]):
             self.world.now += len(piece) / 32_000 * rng.random()
+            other_rate = self.world.capabilities.input_rate_hz != 16_000
             self.world.append(
-                piece,
+                bytes(len(piece) * 3 // 4 * 2) if other_rate else piece,
+                detector_pcm=piece if other_rate else None,
                 event_id=rng.choice((None, "e")),
-                overlap_hint=rng.choice((None,) * 12 + ("barge_in", "drop", "listen")),
+                overlap_hint=rng.choice((None,) * 12 + ("barge_in", "drop", "listen", "ack")),
+                force_barge_in=rng.random() < 0.03,
             )
 
     def answer(self) -> None:
@@ -197,6 +218,9 @@ class Storm:
                 c.ClearAudio(),
                 c.ClearOutput(response_id=rng.choice((None, response_id))),
                 c.CreateResponse(),
+                c.CreateResponse(
+                    options=c.ResponseOptions(modality=rng.choice((None, "text")), out_of_band=rng.random() < 0.1)
+                ),
                 c.CancelResponse(response_id=rng.choice((None, response_id))),
                 c.CreateItem(
                     item=c.InputItem(item_id=rng.choice((None, "mine")), role="user", texts=("hello",)),

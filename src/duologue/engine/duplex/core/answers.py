@@ -77,6 +77,9 @@ def promote(s: SessionState) -> None:
 
 def create(s: SessionState, item_id: str | None, options: ResponseOptions) -> None:
     """Create the response at once, before any inference, and let the model work on it."""
+    if s.resident_family:
+        resident.respond(s, item_id, options)
+        return
     committed = s.committed.get(item_id) if item_id is not None else None
     record = s.requests.get(committed.request_id) if committed and committed.request_id else None
     if record is None:
@@ -163,7 +166,7 @@ def new_response(
 
 
 def _deliver_held(s: SessionState, record: StageRequestRecord, response: Response) -> None:
-    held, record.held = record.held, None
+    held, record.held, record.held_ms = record.held, None, 0.0
     for result in held or ():
         if s.response is not response:
             return
@@ -184,6 +187,9 @@ def model_spoke(s: SessionState, item: ModelSpoke) -> None:
     for result in item.results:
         if record.held is not None and not (isinstance(result, UserTranscript) and not result.final):
             record.held.append(result)
+            if isinstance(result, Speech) and result.audio:
+                record.held_ms += len(result.audio) * 500.0 / (result.rate_hz or s.capabilities.output_rate_hz)
+                pacing.mind_backlog(s)
         else:
             _apply(s, record, result)
         if s.requests.get(item.request_id) is not record:

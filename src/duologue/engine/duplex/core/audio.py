@@ -45,15 +45,16 @@ class AudioLedger:
     def copy(self, start: int, stop: int) -> bytes:
         """The samples in ``[start, stop)``; both must lie in ``[floor, end]``."""
         parts: list[bytes] = []
-        for begin, pcm in self.chunks:
+        for begin, pcm in reversed(self.chunks):  # what is wanted is nearly always at the end
             finish = begin + len(pcm) // 2
             if finish <= start:
-                continue
-            if begin >= stop:
                 break
+            if begin >= stop:
+                continue
             low = max(0, start - begin) * 2
             high = (min(stop, finish) - begin) * 2
             parts.append(pcm if low == 0 and high == len(pcm) else pcm[low:high])
+        parts.reverse()
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def consume_to(self, position: int) -> None:

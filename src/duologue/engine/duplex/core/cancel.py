@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from duologue.engine.duplex.core import answers, hearing, intake, pacing, submission, turns
+from duologue.engine.duplex.core import answers, hearing, intake, pacing, resident, submission, turns
 from duologue.engine.duplex.core.effects import AbortRequests
 from duologue.engine.duplex.core.state import SessionState
 from duologue.engine.duplex.events import CancelReason, InputCleared, OutputCleared, StopMeasured
@@ -70,6 +70,8 @@ def cancel(s: SessionState, scope: Scope, *, onset_at: float | None = None) -> b
         clear_input(s)
     _settle(s)
     restart_transcripts(s)
+    if s.auto_responds and s.phase == "open":
+        resident.feed(s)
     answers.promote(s)
     return True
 
@@ -96,6 +98,7 @@ def _measure(s: SessionState, response_id: str, onset_at: float | None) -> None:
 
 def advance_epoch(s: SessionState) -> None:
     """The atomic point: nothing that was started before may have a consequence after it."""
+    resident.rewind(s)
     ids = s.requests.clear()
     s.tail.void()
     s.fences.advance_epoch()
@@ -136,6 +139,7 @@ def clear_input(s: SessionState) -> None:
     intake.void(s)
     s.audio.discard_to(s.audio.end)
     s.resident.buffer.clear()
+    s.resident.fed_to = s.resident.committed_to = s.audio.end
     s.input_refused = False
 
 

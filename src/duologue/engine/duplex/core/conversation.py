@@ -61,7 +61,7 @@ def create_response(s: SessionState, command: CreateResponse) -> None:
         return
     waiting = {wanted.item_id for wanted in s.wanted}
     unanswered = [item for item in s.history.unanswered() if item.item_id not in waiting]
-    spoken = next((item for item in reversed(unanswered) if item.item_id in s.committed), None)
+    spoken = next((item for item in reversed(unanswered) if _was_heard(s, item)), None)
     if spoken is not None:
         answers.want(s, spoken.item_id, options)
     elif s.capabilities.supports_text_turns:
@@ -78,6 +78,11 @@ def create_response(s: SessionState, command: CreateResponse) -> None:
             "There is nothing to answer; append and commit audio first.",
             event_id=command.event_id,
         )
+
+
+def _was_heard(s: SessionState, item: Item) -> bool:
+    """Whether the turn's audio is at hand, or a resident model has it already."""
+    return item.item_id in s.committed or (s.resident_family and item.has_audio)
 
 
 def cancel_response(s: SessionState, command: CancelResponse) -> None:

@@ -22,7 +22,8 @@ class Fences:
     seq: int = 0
     turn_seq: int = 0
     accepted: tuple[int, int] = (0, 0)
-    spent: tuple[int, int] = (-1, -1)  # the last (epoch, turn) that an ephemeral request id was made of
+    spent: tuple[int, int] = (-1, -1)  # the last (epoch, turn) that a request id was made of
+    resident_epoch: int = -1  # the last epoch whose own request id was used
     _current: DuplexFence | None = None
 
     @property

@@ -17,8 +17,9 @@ _OVERLAP_INTERVAL_MS = 160  # during an answer a partial transcript decides whet
 
 
 def open_request(s: SessionState, purpose: Purpose, item_id: str | None) -> StageRequestRecord:
-    """A new stage request under the current fence. An ephemeral id is never used twice: the turn moves on instead."""
-    if purpose == "resident":
+    """A new stage request under the current fence. An id is never used twice: the turn moves on instead."""
+    if purpose == "resident" and s.fences.resident_epoch != s.fences.epoch:
+        s.fences.resident_epoch = s.fences.epoch
         role = "stage0"
     else:
         if s.fences.spent == s.fences.current.position:

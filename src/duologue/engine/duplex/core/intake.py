@@ -179,7 +179,10 @@ def _trim(s: SessionState) -> None:
     if endpointer.run:
         reach = max(endpointer.run_start, reach - _SLOW_ONSET_FRAMES)
     keep = s.audio.samples(detection.prefix_padding_ms + detection.min_speech_ms + _IDLE_KEEP_MS)
-    s.audio.discard_to(s.frame_position(reach) - keep)
+    if s.auto_responds:
+        s.audio.consume_to(s.frame_position(reach) - keep)  # the model has heard it
+    else:
+        s.audio.discard_to(s.frame_position(reach) - keep)
 
 
 def void(s: SessionState) -> None:

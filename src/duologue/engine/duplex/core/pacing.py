@@ -33,7 +33,7 @@ def release(s: SessionState) -> None:
             answers.promote(s)
         elif not _release_audio(s, response, entry):
             break
-    _mind_backlog(s)
+    mind_backlog(s)
 
 
 def _release_audio(s: SessionState, response: Response, entry: AudioEntry) -> bool:
@@ -73,18 +73,19 @@ def _release_audio(s: SessionState, response: Response, entry: AudioEntry) -> bo
     return True
 
 
-def _mind_backlog(s: SessionState) -> None:
+def mind_backlog(s: SessionState) -> None:
+    """Pause the stages of whatever is too far ahead, and let them go on when it is not."""
     response = s.response
-    record = s.requests.get(response.request_id) if response is not None and response.request_id else None
-    if record is None:
-        return
+    speaking = response.request_id if response is not None else None
     high = s.runtime.max_backlog_ms
-    if not record.paused and s.outbox.backlog_ms >= high:
-        record.paused = True
-        s.do(SetPaused(request_id=record.request_id, paused=True))
-    elif record.paused and s.outbox.backlog_ms < high / 2:
-        record.paused = False
-        s.do(SetPaused(request_id=record.request_id, paused=False))
+    for record in s.requests.records.values():
+        backlog_ms = s.outbox.backlog_ms if record.request_id == speaking else record.held_ms
+        if not record.paused and backlog_ms >= high:
+            record.paused = True
+            s.do(SetPaused(request_id=record.request_id, paused=True))
+        elif record.paused and backlog_ms < high / 2:
+            record.paused = False
+            s.do(SetPaused(request_id=record.request_id, paused=False))
 
 
 def taken(s: SessionState, number: int) -> None:

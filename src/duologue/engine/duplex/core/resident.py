@@ -1,7 +1,8 @@
 """Resident models: one resumable request per epoch that is fed unit by unit, and silence when there is nothing else.
 
 Rules kept here: units are cut exactly, whatever the appends were; no silence is fed while real input waits; an answer goes
-on to its end or is closed, and never needs more client audio for that.
+on to its end or is closed, and never needs more client audio for that; after an interruption the new request hears what the
+user is saying from its beginning.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ def _unit_bytes(s: SessionState) -> int:
     return s.audio.samples(s.capabilities.unit_ms) * 2
 
 
+def _silence_bytes(s: SessionState) -> int:
+    return _unit_bytes(s) or s.audio.samples(s.capabilities.chunk_period_ms) * 2
+
+
 def _record(s: SessionState) -> StageRequestRecord:
     """The request of this epoch, opened with its first unit."""
     for record in s.requests.records.values():
@@ -28,7 +33,13 @@ def _record(s: SessionState) -> StageRequestRecord:
 
 
 def _enqueue(
-    s: SessionState, audio: bytes, *, silence: bool = False, final: bool = False, listen: bool = False
+    s: SessionState,
+    audio: bytes,
+    *,
+    silence: bool = False,
+    final: bool = False,
+    listen: bool = False,
+    respond: bool = True,
 ) -> None:
     record = _record(s)
     s.tail.enqueue(
@@ -37,7 +48,7 @@ def _enqueue(
             fence=s.fences.current,
             audio=audio,
             final=final,
-            respond=True,
+            respond=respond,
             silence=silence,
             force_listen=listen,
         )
@@ -49,9 +60,12 @@ def feed(s: SessionState) -> None:
     audio = s.audio
     buffer = s.resident.buffer
     unit = _unit_bytes(s)
-    if audio.end > audio.floor:
-        fresh = audio.copy(audio.floor, audio.end)
-        audio.consume_to(audio.end)
+    fed_to = max(s.resident.fed_to, audio.floor)
+    if audio.end > fed_to:
+        fresh = audio.copy(fed_to, audio.end)
+        s.resident.fed_to = audio.end
+        if s.detection.endpointer is None:
+            audio.consume_to(audio.end)  # else it may have to be said again: see :func:`rewind`
         if not buffer and len(fresh) == (unit or len(fresh)):
             _enqueue(s, fresh)  # the ordinary case: the client sends units, and nothing has to be cut or joined
             submission.pump(s)
@@ -73,20 +87,43 @@ def commit(s: SessionState, committed: CommittedTurn, *, create_response: bool) 
     """A client ends a turn of a resident model: flush it, the last unit padded with silence."""
     item = s.history.get(committed.item_id)
     if item is not None:
-        item.answered = create_response
+        item.answered = s.auto_responds  # the model decides by itself whether to answer
     del s.committed[committed.item_id]
     buffer = s.resident.buffer
-    buffer += committed.audio
+    if not s.auto_responds:
+        buffer += committed.audio  # otherwise it was fed as it came
     unit = _unit_bytes(s)
     if unit and len(buffer) % unit:
         buffer += bytes(unit - len(buffer) % unit)
     step = unit or len(buffer)
-    for start in range(0, len(buffer), step):
-        _enqueue(s, bytes(buffer[start : start + step]), final=start + step >= len(buffer))
+    for start in range(0, len(buffer), max(1, step)):
+        last = start + step >= len(buffer)
+        _enqueue(s, bytes(buffer[start : start + step]), final=last, respond=create_response and s.response is None)
     buffer.clear()
-    if create_response and s.response is None:
-        answers.new_response(s, committed.item_id, ResponseOptions(), _record(s))
+    if create_response and not s.auto_responds:
+        if s.response is None:
+            answers.new_response(s, committed.item_id, ResponseOptions(), _record(s))
+        else:
+            answers.want(s, committed.item_id, ResponseOptions())
     submission.pump(s)
+
+
+def respond(s: SessionState, item_id: str | None, options: ResponseOptions) -> None:
+    """The client asks for an answer to what was committed: a unit of silence with that wish goes to the model."""
+    answers.new_response(s, item_id, options, _record(s))
+    _enqueue(s, bytes(_silence_bytes(s)), final=True)
+    submission.pump(s)
+
+
+def rewind(s: SessionState) -> None:
+    """The epoch is about to end: what the user is saying, and what no stage has taken, is for the next one."""
+    if not s.auto_responds:
+        return
+    if s.turn is not None:
+        s.resident.buffer.clear()
+        s.resident.fed_to = min(s.resident.fed_to, s.turn.start)
+    else:
+        give_back(s, s.tail.unsettled())
 
 
 def begin_response(s: SessionState, record: StageRequestRecord) -> Response:
@@ -118,7 +155,7 @@ def continuation_due(s: SessionState) -> None:
         answers.generated(s, response)
         s.fences.complete_turn(s.fences.turn_id)
         return
-    unit = _unit_bytes(s) or s.audio.samples(s.capabilities.chunk_period_ms) * 2
+    unit = _silence_bytes(s)
     silence.take()
     buffer = s.resident.buffer
     if buffer:

@@ -43,7 +43,8 @@ class SilenceClock:
     last_submit: float | None = None
     deadline: float | None = None
     due_at: float | None = None
-    following: float | None = None
+    following: float | None = None  # the deadline after the unit that is wanted
+    taken_following: float | None = None  # the same of the unit that is on its way
     owner: str | None = None
     units: int = 0
 
@@ -61,14 +62,19 @@ class SilenceClock:
     def take(self) -> None:
         """The wanted unit is being submitted."""
         self.due_at = None
+        self.taken_following = self.following
         self.units += 1
 
     def accepted(self, submitted_at: float, *, silence: bool) -> None:
         """An append was accepted; ``submitted_at`` is the instant just before it was submitted."""
         self.last_submit = submitted_at
         if silence:
-            following = self.following if self.following is not None else submitted_at
+            following = self.taken_following if self.taken_following is not None else submitted_at
             self.deadline = submitted_at + self.period_s if submitted_at > following else following
+            if self.due_at is not None:
+                # The next one was asked for before this one was accepted: it follows this one.
+                self.due_at = self.deadline
+                self.following = self.deadline + self.period_s
         else:
             self.deadline = None
             if self.due_at is not None:
@@ -80,6 +86,6 @@ class SilenceClock:
         """Nobody needs silence any more."""
         self.due_at = None
         self.deadline = None
-        self.following = None
+        self.following = self.taken_following = None
         self.owner = None
         self.units = 0

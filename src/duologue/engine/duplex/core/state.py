@@ -122,9 +122,12 @@ class Detection:
 
 @dataclass(slots=True)
 class ResidentInput:
-    """Input of a resident model: audio that does not fill a unit yet."""
+    """Input of a resident model. ``buffer`` does not fill a unit yet; positions in samples: what is before ``fed_to`` was
+    handed to the model or lies in the buffer, what is before ``committed_to`` is in an item or was cleared."""
 
     buffer: bytearray = field(default_factory=bytearray)
+    fed_to: int = 0
+    committed_to: int = 0
 
 
 @dataclass(slots=True)

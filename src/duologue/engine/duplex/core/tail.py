@@ -57,6 +57,10 @@ class AppendTail:
         held = sum(len(append.audio) for append in self.queue)
         return held + (len(self.in_flight.audio) if self.in_flight is not None else 0)
 
+    def unsettled(self) -> list[PendingAppend]:
+        """What no stage has accepted yet, in order."""
+        return [self.in_flight, *self.queue] if self.in_flight is not None else list(self.queue)
+
     def enqueue(self, append: PendingAppend) -> None:
         self.queue.append(append)
 

@@ -215,6 +215,7 @@ def commit_audio(
     audio = s.audio.copy(start, end)
     s.audio.discard_to(start)
     s.audio.consume_to(end)
+    s.resident.committed_to = end
     item = Item(item_id=item_id, role="user", has_audio=True, audio_ms=(end - start) * 1000 // s.audio.rate_hz)
     item.answered = False
     previous = s.history.append(item)
@@ -313,7 +314,8 @@ def resolve_commit_wait(s: SessionState) -> None:
             return
         commit_turn(s, turn, create_response=wait.create_response)
         return
-    start, end = s.audio.floor, wait.end
+    start = s.resident.committed_to if s.auto_responds else s.audio.floor
+    end = wait.end
     if endpointer is not None:
         s.error(
             ErrorCode.INPUT_AUDIO_BUFFER_EMPTY,
