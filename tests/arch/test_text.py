@@ -35,7 +35,7 @@ REGISTRY_HOSTS = re.compile(
     )
 )
 BINARY_KINDS = frozenset({".wav", ".onnx", ".ort", ".gguf", ".bin", ".npz", ".mp3", ".flac", ".opus", ".whl"})
-LARGEST_BYTES = 400_000
+LARGEST_BYTES = 500_000
 
 
 def repository_files() -> list[Path]:
