@@ -13,7 +13,7 @@ import msgspec
 
 from duologue.config.pipeline import PipelineConfig
 from duologue.config.session import SemanticVad, SessionConfig, SessionPatch, check_detection, merge
-from duologue.config.stage_config import DuplexSessionRuntimeConfig
+from duologue.config.stage_config import DuplexSessionRuntimeConfig, replica_groups
 from duologue.config.turns import TurnLimits
 from duologue.errors import ClientFault
 from duologue.outputs import Options
@@ -120,6 +120,8 @@ class DuologueConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logging: LoggingConfig = LoggingConfig()
 
     def __post_init__(self) -> None:
+        if self.pipeline is not None and self.sessions.replica_policy == "least_sessions":
+            replica_groups(self.sessions.replica_groups, [stage.replicas for stage in self.pipeline.stages])
         try:
             merge(self.session, SessionPatch())
             if self.session.turn_detection is not None:

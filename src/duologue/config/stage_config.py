@@ -2,11 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
 ReplicaPolicy = Literal["legacy", "least_sessions"]
+ReplicaGroup = tuple[int, ...]
+"""One replica slot per stage, in the order of the stages."""
+
+
+def replica_groups(groups: Sequence[ReplicaGroup] | None, replicas: Sequence[int]) -> tuple[ReplicaGroup, ...]:
+    """The groups in which sessions are placed; ``replicas`` says how many each stage has.
+
+    ``None``: one group per index, which needs the same number of replicas at every stage. Raises ``ValueError`` unless
+    every group covers every stage, every replica is in a group and no group is there twice.
+    """
+    if groups is None:
+        if len(set(replicas)) > 1:
+            raise ValueError(
+                f"sessions.replica_groups must be given, since the stages have {', '.join(map(str, replicas))} replicas"
+            )
+        return tuple((index,) * len(replicas) for index in range(replicas[0]))
+    for number, group in enumerate(groups):
+        where = f"sessions.replica_groups[{number}]"
+        if len(group) != len(replicas):
+            raise ValueError(f"{where} must name one replica for each of the {len(replicas)} stages, got {list(group)}")
+        for stage_id, (slot, count) in enumerate(zip(group, replicas, strict=True)):
+            if not 0 <= slot < count:
+                raise ValueError(f"{where}: stage {stage_id} has replicas 0 to {count - 1}, got {slot}")
+        if group in groups[:number]:
+            raise ValueError(f"{where} is there twice: {list(group)}")
+    for stage_id, count in enumerate(replicas):
+        unused = sorted(set(range(count)) - {group[stage_id] for group in groups})
+        if unused:
+            raise ValueError(f"sessions.replica_groups: replica {unused[0]} of stage {stage_id} is in no group")
+    return tuple(groups)
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +49,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 class DuplexSessionRuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Limits and time-outs of duplex sessions, set by the operator. Times in seconds or milliseconds as named.
+
+    ``replica_policy``: ``legacy`` places each request by itself; ``least_sessions`` gives a session a group of replicas,
+    one per stage, for life. A replica then serves at most ``max_sessions_per_replica``. ``replica_groups`` names the
+    groups by the replicas' numbers, one per stage; null: one group per number.
 
     Raises ``ValueError`` on construction when a value is out of range.
     """
@@ -44,6 +79,7 @@ class DuplexSessionRuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     starvation_ms: int = 1_000
     replica_policy: ReplicaPolicy = "legacy"
     max_sessions_per_replica: int | None = None
+    replica_groups: tuple[ReplicaGroup, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -70,8 +106,20 @@ class DuplexSessionRuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"sessions.idle_ttl_s must be greater than 0 or null, got {self.idle_ttl_s!r}")
         if self.disconnect_grace_s < 0:
             raise ValueError(f"sessions.disconnect_grace_s must not be negative, got {self.disconnect_grace_s!r}")
+        self._check_placement()
         if self.send_ahead_ms is not None and self.send_ahead_ms < self.audio_delta_ms:
             raise ValueError(
                 f"sessions.send_ahead_ms ({self.send_ahead_ms}) must be null or at least "
                 f"sessions.audio_delta_ms ({self.audio_delta_ms})"
             )
+
+    def _check_placement(self) -> None:
+        cap = self.max_sessions_per_replica
+        if cap is not None and not cap > 0:
+            raise ValueError(f"sessions.max_sessions_per_replica must be greater than 0 or null, got {cap!r}")
+        if self.replica_policy == "least_sessions" and cap is None:
+            raise ValueError("sessions.max_sessions_per_replica must be given with replica_policy least_sessions")
+        if self.replica_policy != "least_sessions" and self.replica_groups is not None:
+            raise ValueError("sessions.replica_groups needs replica_policy least_sessions")
+        if self.replica_groups is not None and not self.replica_groups:
+            raise ValueError("sessions.replica_groups must hold at least one group or be null")

@@ -14,11 +14,11 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from duologue.config.stage_config import DuplexSessionRuntimeConfig, ModelConfig
+from duologue.config.stage_config import DuplexSessionRuntimeConfig, ModelConfig, replica_groups
 from duologue.engine.duplex.contracts import (
     DuplexFence,
     DuplexOutputContext,
@@ -38,6 +38,8 @@ from duologue.engine.orchestrator import (
     OrchestratorRequestState,
     build_engine_core_request_from_tokens,
 )
+from duologue.engine.reservations import Reservations
+from duologue.errors import ErrorCode
 from duologue.log import init_logger
 from duologue.metrics.stats import StageRequestStats
 from duologue.outputs import RequestOutput
@@ -92,10 +94,32 @@ class DuplexOrchestrator(Orchestrator, DuplexStagePort):
             runtime=self.runtime,
             detection=detection,
         )
+        self.reservations = self._reserve_groups(duplex_session_config)
+
+    def _reserve_groups(self, config: DuplexSessionRuntimeConfig) -> Reservations | None:
+        """``None``: each request is placed by itself. ``ValueError`` for groups that do not fit the stages."""
+        cap = config.max_sessions_per_replica
+        if config.replica_policy != "least_sessions" or cap is None:
+            return None
+        replica_groups(config.replica_groups, [pool.replicas.slot_count for pool in self.stage_pools])
+        return Reservations(self.stage_pools, cap=cap, groups=config.replica_groups)
 
     def tables(self) -> dict[str, int]:
         """Sizes of everything that must be empty at quiescence, the sessions' included."""
-        return {**super().tables(), **self.session_manager.tables()}
+        reserved = 0 if self.reservations is None else len(self.reservations)
+        return {**super().tables(), **self.session_manager.tables(), "reservations": reserved}
+
+    def on_replica_dead(self, stage_id: int, replica_id: int, request_ids: Sequence[str], error: BaseException) -> None:
+        """Fail what the replica held; a session that had it, an idle one too, is placed anew if its model keeps nothing
+        there, and ends otherwise."""
+        owners = [] if self.reservations is None else self.reservations.owners(stage_id, replica_id)
+        super().on_replica_dead(stage_id, replica_id, request_ids, error)
+        for session_id in owners:
+            rebuilt = self.plugin.capabilities.family == "ephemeral" and self.replace_session(session_id)
+            if not rebuilt:
+                self.session_manager.end_session(
+                    session_id, "closed", "replica_unavailable", ErrorCode.REPLICA_UNAVAILABLE
+                )
 
     # Template seams
 
@@ -262,6 +286,7 @@ class DuplexOrchestrator(Orchestrator, DuplexStagePort):
                 session_id=context.session_id,
                 fence=context.fence,
                 config_generation=context.config_generation,
+                pinned_replicas=self._pins(context.session_id),
             )
             request_state.streaming.enabled = True
             self.request_states[context.request_id] = request_state
@@ -284,6 +309,8 @@ class DuplexOrchestrator(Orchestrator, DuplexStagePort):
         request_state = self.request_states.get(request_id)
         if not isinstance(request_state, DuplexOrchestratorRequestState):
             raise RuntimeError(f"duplex request was not preregistered: {request_id}")
+        if self.reservations is not None:
+            self.reservations.route(context.session_id)
         pool = self.stage_pools[stage_id]
         request = build_engine_core_request_from_tokens(
             request_id=request_id,
@@ -319,8 +346,22 @@ class DuplexOrchestrator(Orchestrator, DuplexStagePort):
         if request_ids:
             await self._abort_request_ids(list(dict.fromkeys(request_ids)))
 
+    def reserve_session(self, session_id: str) -> bool:
+        """Reserve a replica of every stage; false when no group has room. Idempotent."""
+        return self.reservations is None or self.reservations.reserve(session_id) is not None
+
+    def replace_session(self, session_id: str) -> bool:
+        """Give a session that is rebuilt a new placement, one generation later. False: no group has room."""
+        return self.reservations is None or self.reservations.replace(session_id) is not None
+
+    def _pins(self, session_id: str) -> dict[int, int]:
+        placement = None if self.reservations is None else self.reservations.get(session_id)
+        return {} if placement is None else dict(enumerate(placement.replicas))
+
     def release_session(self, session_id: str) -> None:
-        """The session is gone: contexts that stages keep under its id need not be found again."""
+        """The session is gone: its replicas are free, and contexts under its id need not be found again."""
+        if self.reservations is not None:
+            self.reservations.release(session_id)
         self.release_session_key(session_id)
 
 

@@ -1,12 +1,14 @@
-"""Which replica gets a request: pure rules over replica ids, without any state of their own.
+"""Which replica gets a request, and which group of replicas a session: pure rules, without any state of their own.
 
-Order of precedence: a pin (exactly that replica or an error, never another), then where the request already is, then
-where its session's resident context is, then round robin over the live replicas.
+Order of precedence for a request: a pin (exactly that replica or an error, never another), then where the request
+already is, then where its session's resident context is, then round robin over the live replicas.
+
+A group has one replica for every stage. A session gets the group that is least occupied, and keeps it for life.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from duologue.errors import ErrorCode, StageFault
 
@@ -36,6 +38,27 @@ def next_replica(live: Sequence[int], cursor: int) -> int:
         if replica_id > cursor:
             return replica_id
     return live[0]
+
+
+def choose_group(
+    groups: Mapping[int, Sequence[int]], occupancy: Mapping[tuple[int, int], int], *, cap: int, cursor: int
+) -> int | None:
+    """The group for a new session, or ``None`` if each is full.
+
+    ``groups`` maps the number of each group whose every replica takes work to its replica ids, one per stage.
+    ``occupancy`` counts the sessions at (stage, replica id); none may come to more than ``cap``. The group with the
+    smallest (highest occupancy of a member relative to ``cap``, sum of occupancies) is chosen; among equals the next one
+    after ``cursor``, the number chosen last (-1: none), round the numbers.
+    """
+    best: tuple[tuple[float, int, bool, int], int] | None = None
+    for number, replicas in groups.items():
+        taken = [occupancy.get((stage_id, replica_id), 0) for stage_id, replica_id in enumerate(replicas)]
+        if max(taken) >= cap:
+            continue
+        order = (max(taken) / cap, sum(taken), number <= cursor, number)
+        if best is None or order < best[0]:
+            best = (order, number)
+    return None if best is None else best[1]
 
 
 class SessionKeys:

@@ -272,6 +272,11 @@ class ReplicaSet:
 
     # ---------------------------------------------------------------- what others ask
 
+    @property
+    def slot_count(self) -> int:
+        """How many slots there have been, removed ones included."""
+        return len(self._slots)
+
     def get(self, replica_id: int) -> Replica:
         """The replica with this id. ``KeyError`` for a hole."""
         return self._replicas[replica_id]
@@ -283,6 +288,10 @@ class ReplicaSet:
             for replica_id, replica in self._replicas.items()
             if replica.phase == "ready" and replica.client.healthy
         ]
+
+    def serving_ids(self) -> list[int]:
+        """Replicas that work on what they have, those that drain included, ascending. A pin may still lead there."""
+        return [number for number, replica in self._replicas.items() if replica.serving and replica.client.healthy]
 
     def live_slots(self) -> dict[int, int]:
         """Slots whose replica takes work now, and the replica's id."""

@@ -201,6 +201,12 @@ class StagePool:
         del prompt_text
         key = request.prompt.session_key
         replica = self._bindings.get(request_id)
+        pinned = request_state.pinned_replicas.get(self.stage_id)
+        if replica is not None and pinned not in (None, replica.replica_id):
+            raise StageFault(
+                ErrorCode.REPLICA_UNAVAILABLE,
+                f"Request {request_id!r} is at replica {replica.replica_id} of stage {self.name}, not at its pin {pinned}.",
+            )
         if replica is None:
             replica = self._place(request_state, key)
             self._bindings[request_id] = replica
@@ -264,8 +270,8 @@ class StagePool:
         self._session_keys.forget(session_key)
 
     def _place(self, state: OrchestratorRequestState, session_key: str) -> Replica:
-        live = self.live_replica_ids
         pinned = state.pinned_replicas.get(self.stage_id)
+        live = self.live_replica_ids if pinned is None else self.replicas.serving_ids()
         resident = self._session_keys.find(session_key)
         if resident is None:
             resident = state.inherited_replica

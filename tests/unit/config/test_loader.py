@@ -42,6 +42,16 @@ def load(tmp_path: Path, text: str, environment: dict[str, str] | None = None) -
     return load_config(path, environment)
 
 
+def test_groups_of_replicas_must_fit_the_stages_of_the_pipeline(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "sessions: {replica_policy: least_sessions, max_sessions_per_replica: 1, replica_groups: [[0, 0]]}\n"
+        "pipeline: {stages: [{name: a, factory: 'p:A'}, {name: b, factory: 'p:B', replicas: 2}]}\n"
+    )
+    with pytest.raises(ConfigError, match="replica 1 of stage 1 is in no group"):
+        load_config(file)
+
+
 def test_without_a_file_the_defaults_hold() -> None:
     config = load_config()
     assert (config.server.host, config.server.port, config.model.plugin) == ("127.0.0.1", 8765, "cascade")
