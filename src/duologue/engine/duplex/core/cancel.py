@@ -70,8 +70,7 @@ def cancel(s: SessionState, scope: Scope, *, onset_at: float | None = None) -> b
         clear_input(s)
     _settle(s)
     restart_transcripts(s)
-    if s.auto_responds and s.phase == "open":
-        resident.feed(s)
+    resident.feed_again(s)
     answers.promote(s)
     return True
 
@@ -117,15 +116,13 @@ def restart_transcripts(s: SessionState) -> None:
     """Turns whose words were not known yet when their request was stopped must not be missing from the conversation."""
     if s.phase != "open" or s.resident_family:
         return
-    hearing.forget_settled(s)
-    if not s.capabilities.transcribes_input:
-        return
     waiting = {wanted.item_id for wanted in s.wanted}
-    for item_id, committed in list(s.committed.items()):
+    for item_id, committed in s.committed.items():
         item = s.history.get(item_id)
         known = item is None or item.transcript is not None or not committed.audio
         if not known and item_id not in waiting and committed.transcribing not in s.requests.records:
             hearing.transcribe_only(s, committed)
+    hearing.forget_settled(s)
 
 
 def clear_input(s: SessionState) -> None:

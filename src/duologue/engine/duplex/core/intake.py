@@ -179,10 +179,13 @@ def _trim(s: SessionState) -> None:
     if endpointer.run:
         reach = max(endpointer.run_start, reach - _SLOW_ONSET_FRAMES)
     keep = s.audio.samples(detection.prefix_padding_ms + detection.min_speech_ms + _IDLE_KEEP_MS)
+    unwanted = s.frame_position(reach) - keep
+    if unwanted - s.audio.floor < s.audio.rate_hz // 4:
+        return  # by the quarter of a second: cutting every append would cost more than it frees
     if s.auto_responds:
-        s.audio.consume_to(s.frame_position(reach) - keep)  # the model has heard it
+        s.audio.consume_to(unwanted)  # the model has heard it
     else:
-        s.audio.discard_to(s.frame_position(reach) - keep)
+        s.audio.discard_to(unwanted)
 
 
 def void(s: SessionState) -> None:

@@ -126,6 +126,12 @@ def rewind(s: SessionState) -> None:
         give_back(s, s.tail.unsettled())
 
 
+def feed_again(s: SessionState) -> None:
+    """The new epoch's request hears what :func:`rewind` kept, without waiting for the next append."""
+    if s.auto_responds and s.phase == "open":
+        feed(s)
+
+
 def begin_response(s: SessionState, record: StageRequestRecord) -> Response:
     """The model began to speak by itself."""
     return answers.new_response(s, None, ResponseOptions(), record)
