@@ -11,6 +11,7 @@ from typing import assert_never
 
 import msgspec
 
+from duologue.config.session import Modality, SessionConfig
 from duologue.engine.duplex.commands import ResponseOptions
 from duologue.engine.duplex.core import hearing, interruption, pacing, resident, submission
 from duologue.engine.duplex.core.effects import AbortRequests, ReleaseRequests
@@ -110,6 +111,16 @@ def _request_for(s: SessionState, committed: CommittedTurn | None) -> StageReque
     return record
 
 
+def _config_for(s: SessionState, options: ResponseOptions, modality: Modality) -> SessionConfig:
+    """The session's settings with what this one response overrides; a later update does not touch them."""
+    config = s.config
+    if modality != config.output_modality:
+        config = msgspec.structs.replace(config, output_modality=modality)
+    if options.max_output_tokens is not None:
+        config = msgspec.structs.replace(config, max_output_tokens=options.max_output_tokens)
+    return config
+
+
 def new_response(
     s: SessionState, item_id: str | None, options: ResponseOptions, record: StageRequestRecord
 ) -> Response:
@@ -117,9 +128,7 @@ def new_response(
     fence = record.fence if record.purpose != "resident" else s.fences.current
     response_id = f"resp-{s.session_id}-{fence.epoch}-{s.ids.next_hex()}"
     modality = options.modality or s.config.output_modality
-    config = s.config
-    if options.max_output_tokens is not None:
-        config = msgspec.structs.replace(config, max_output_tokens=options.max_output_tokens)
+    config = _config_for(s, options, modality)
     item = Item(
         item_id=f"item_{response_id}",
         role="assistant",
@@ -145,6 +154,7 @@ def new_response(
     previous = s.history.insert(item, item_id if known else None)
     for user_item in s.history.unanswered():
         user_item.answered = True
+        response.input_audio_ms += user_item.audio_ms
         if user_item.item_id == item_id:
             break
     hearing.forget_settled(s)
@@ -403,6 +413,6 @@ def finish(
             full_text=response.spoken.text,
             audio_ms=response.spoken.audio_ms,
             metadata=response.metadata,
-            usage=Usage(output_audio_ms=response.spoken.audio_ms),
+            usage=Usage(input_audio_ms=response.input_audio_ms, output_audio_ms=response.spoken.audio_ms),
         )
     )

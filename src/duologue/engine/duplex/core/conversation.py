@@ -115,6 +115,7 @@ def clear_output(s: SessionState, command: ClearOutput) -> None:
     if not stopped:
         _settle_clear(target.item)
         s.emit(OutputCleared(response_id=target.response_id))
+    _playback_moved(s)
 
 
 def _settle_clear(item: Item) -> None:
@@ -215,7 +216,7 @@ def truncate_item(s: SessionState, command: TruncateItem) -> None:
             s.playback.flush(s.now)
         item.soft_cut_ms = None  # the client knows better than the estimate
     s.emit(ItemTruncated(item_id=item.item_id, content_index=command.content_index, audio_end_ms=int(item.hard_cut_ms)))
-    pacing.release(s)
+    _playback_moved(s)
 
 
 def _response_of(s: SessionState, item: Item) -> Response | None:
@@ -261,7 +262,14 @@ def ack_playback(s: SessionState, command: AckPlayback) -> None:
             note=note,
         )
     )
+    _playback_moved(s)
+
+
+def _playback_moved(s: SessionState) -> None:
+    """What depends on the listener's position is due at another time now."""
     pacing.release(s)
+    if s.idle_at is not None:
+        pacing.arm_idle(s)
 
 
 def _answered_since(s: SessionState, item: Item) -> bool:

@@ -288,7 +288,11 @@ def stage_failed(s: SessionState, item: StageFailed) -> None:
 def idle_timed_out(s: SessionState) -> None:
     """Nobody spoke after the last answer: commit the silence and have it answered."""
     s.idle_at = None
-    if s.turn is not None or s.response is not None or not s.capabilities.supports_text_turns:
+    if not s.lease.attached or s.playback.playing(s.now):
+        pacing.arm_idle(s)  # the answer is still being listened to, or nobody is there to be asked
+        return
+    busy = s.turn is not None or s.response is not None or s.commit_wait is not None
+    if busy or not s.capabilities.supports_text_turns:
         return
     item = Item(item_id=f"item_{s.ids.next_hex()}", role="user")
     s.history.append(item)

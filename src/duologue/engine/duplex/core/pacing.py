@@ -6,6 +6,7 @@ sessions never wait; a backlog beyond the high-water mark pauses the stages that
 
 from __future__ import annotations
 
+from duologue.config.session import ServerVad
 from duologue.engine.duplex.core import answers
 from duologue.engine.duplex.core.effects import InvalidateOutput, SetPaused
 from duologue.engine.duplex.core.history import Item
@@ -29,7 +30,7 @@ def release(s: SessionState) -> None:
             outbox.queue.popleft()
             response.advance("drained")
             answers.finish(s, response, "completed")
-            _arm_idle(s)
+            arm_idle(s)
             answers.promote(s)
         elif not _release_audio(s, response, entry):
             break
@@ -131,11 +132,12 @@ def withdraw_finished(s: SessionState) -> None:
         item.cut_to(position_ms)
 
 
-def _arm_idle(s: SessionState) -> None:
+def arm_idle(s: SessionState) -> None:
     """After an answer the user has ``idle_timeout_ms`` once it has been played."""
     detection = s.config.turn_detection
-    timeout_ms = getattr(detection, "idle_timeout_ms", None)
-    if timeout_ms is None or s.turn is not None:
+    timeout_ms = detection.idle_timeout_ms if isinstance(detection, ServerVad) else None
+    busy = s.turn is not None or s.response is not None or s.last_response is None
+    if timeout_ms is None or busy or s.phase != "open":
         s.idle_at = None
         return
     ends_at = s.playback.ends_at()

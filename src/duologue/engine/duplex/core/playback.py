@@ -59,10 +59,10 @@ class PlaybackClock:
         return self.position(now) < self.released_ms
 
     def ends_at(self) -> float | None:
-        """When what was handed over will have been played; ``None`` while the clock stands still."""
+        """When what was let go will have been played, if no socket delays it; ``None`` while the clock stands still."""
         if self.anchor is None:
             return None
-        return self.anchor + (self.taken_ms - self.base_ms) / 1000.0
+        return self.anchor + (self.released_ms - self.base_ms) / 1000.0
 
     def reaches_at(self, position_ms: float) -> float | None:
         """When the clock will reach ``position_ms``; ``None`` if it stands still or has to wait for more audio."""

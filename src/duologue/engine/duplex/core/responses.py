@@ -32,6 +32,7 @@ class Response:
     state: str = "created"
     request_id: str | None = None
     spoken: SpokenText = field(default_factory=SpokenText)
+    input_audio_ms: int = 0  # of the turns that it answers
     announced: bool = False  # its creation left: only then does its terminal
 
     @property

@@ -69,7 +69,8 @@ def _submission(s: SessionState, append: PendingAppend, record: StageRequestReco
     history: tuple[HistoryEntry, ...] = ()
     if response is not None and record.response_id == response.response_id:
         config = response.config
-        instructions = response.options.instructions or config.instructions
+        wished = response.options.instructions
+        instructions = config.instructions if wished is None else wished
     if not s.resident_family or not record.submitted:
         history = s.history.prompt(before=append.item_id)
     same_turn = append.fence.turn_id == s.fences.turn_id

@@ -7,7 +7,7 @@ of its turn; speech during an answer is announced only together with the decisio
 from __future__ import annotations
 
 from duologue.engine.duplex.commands import ResponseOptions
-from duologue.engine.duplex.core import answers, hearing, intake, interruption, resident, submission
+from duologue.engine.duplex.core import answers, hearing, intake, interruption, pacing, resident, submission
 from duologue.engine.duplex.core.effects import ClassifyTurn
 from duologue.engine.duplex.core.endpoint import Edge
 from duologue.engine.duplex.core.history import Item
@@ -166,6 +166,7 @@ def let_go(s: SessionState, turn: UserTurn) -> None:
     if turn.announced and s.phase == "open":
         at = turn.end if turn.end is not None else s.audio.end
         s.emit(SpeechStopped(item_id=turn.item_id, audio_end_ms=s.audio.ms(at)))
+    pacing.arm_idle(s)
 
 
 def detection_ended(s: SessionState) -> None:

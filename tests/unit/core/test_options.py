@@ -1,0 +1,230 @@
+"""What one response was asked for reaches the model and its terminal; what is counted; who waits for whom after it."""
+
+from __future__ import annotations
+
+import pytest
+
+from duologue.config.session import ServerVad, SessionConfig, SessionPatch
+from duologue.config.stage_config import DuplexSessionRuntimeConfig
+from duologue.engine.duplex.commands import (
+    AckPlayback,
+    ClearAudio,
+    ClearOutput,
+    CommitAudio,
+    CreateItem,
+    CreateResponse,
+    InputItem,
+    ResponseOptions,
+    UpdateSession,
+)
+from duologue.engine.duplex.core.items import Attached, Detached
+from duologue.engine.duplex.events import (
+    ErrorRaised,
+    InputCommitted,
+    InputTimedOut,
+    ResponseAudio,
+    ResponseCreated,
+    ResponseDone,
+    ResponseText,
+    SpeechStopped,
+)
+from duologue.engine.duplex.results import TurnEnded, UserTranscript
+from duologue.errors import ErrorCode
+from tests.unit.core.harness import MANUAL, VAD, World, audio, speech
+
+OPTIONS = ResponseOptions(
+    instructions="Be terse.", modality="text", metadata={"client_event_id": "7"}, max_output_tokens=9
+)
+
+
+def asked(options: ResponseOptions, config: SessionConfig = MANUAL) -> World:
+    world = World(config)
+    world.send(CreateItem(item=InputItem(role="user", texts=("hello",))))
+    world.send(CreateResponse(options=options, event_id="create"))
+    return world
+
+
+def test_options_reach_the_submission_the_created_event_and_the_terminal() -> None:
+    world = asked(OPTIONS, SessionConfig(instructions="Be kind.", max_output_tokens=500))
+    submit = world.submits[-1]
+    assert submit.instructions == "Be terse."
+    assert submit.config.max_output_tokens == 9 and submit.config.output_modality == "text"
+    created = world.last(ResponseCreated)
+    assert created.metadata == OPTIONS.metadata and created.modality == "text"
+    world.speak(speech("Words.", 500), TurnEnded(), finished=True)
+    done = world.last(ResponseDone)
+    assert done.metadata == OPTIONS.metadata and done.modality == "text" and done.full_text == "Words."
+    assert [e.text for e in world.of(ResponseText)] == ["Words."] and not world.of(ResponseAudio)
+    assert world.core.config == SessionConfig(instructions="Be kind.", max_output_tokens=500)
+
+
+@pytest.mark.parametrize(("wished", "expected"), [(None, "Be kind."), ("", ""), ("Be terse.", "Be terse.")])
+def test_instructions_override_even_when_they_are_empty(wished: str | None, expected: str) -> None:
+    world = asked(ResponseOptions(instructions=wished), SessionConfig(instructions="Be kind."))
+    assert world.submits[-1].instructions == expected
+
+
+def test_the_next_response_has_the_sessions_settings_again() -> None:
+    world = asked(OPTIONS)
+    world.speak(speech("Words.", 0), TurnEnded(), finished=True)
+    world.send(CreateItem(item=InputItem(role="user", texts=("again",))))
+    world.send(CreateResponse())
+    submit = world.submits[-1]
+    assert (submit.instructions, submit.config) == ("", MANUAL)
+    assert world.last(ResponseCreated).metadata == {} and world.last(ResponseCreated).modality == "audio"
+
+
+def test_field_F38_a_response_in_progress_keeps_the_settings_it_began_with() -> None:
+    world = World(MANUAL, auto=False)
+    world.append(audio("S" * 20))
+    world.send(CommitAudio(create_response=True))
+    world.send(UpdateSession(patch=SessionPatch(instructions="New.", output_modality="text")))
+    world.answer_all()
+    first = world.submits[0]
+    assert first.config.output_modality == "audio" and first.instructions == ""
+    world.speak(speech("Words.", 500), TurnEnded(), finished=True)
+    world.advance(1.0)
+    assert world.last(ResponseDone).modality == "audio" and world.of(ResponseAudio)
+    world.send(CreateResponse())
+    assert world.submits[-1].instructions == "New." and world.submits[-1].config.output_modality == "text"
+
+
+def test_options_of_an_answer_that_waits_are_kept_for_it() -> None:
+    world = World(MANUAL)
+    world.append(audio("S" * 20))
+    world.send_turn("One.", 3_000)
+    world.send(CreateItem(item=InputItem(role="user", texts=("more",))))
+    world.send(CreateResponse(options=OPTIONS))
+    assert len(world.of(ResponseCreated)) == 1
+    world.advance(4.0)
+    assert world.last(ResponseCreated).metadata == OPTIONS.metadata
+    assert world.submits[-1].instructions == "Be terse."
+
+
+def test_responses_outside_the_conversation_are_refused_by_name() -> None:
+    world = asked(ResponseOptions(out_of_band=True))
+    error = world.last(ErrorRaised)
+    assert (error.code, error.event_id) == (ErrorCode.UNSUPPORTED_RESPONSE_OPTIONS, "create")
+    assert not world.of(ResponseCreated)
+
+
+def test_usage_counts_the_audio_of_the_turns_that_were_answered_and_of_the_answer() -> None:
+    world = World(MANUAL)
+    for script in ("S" * 20, "S" * 10):
+        world.append(audio(script))
+        world.send(CommitAudio())
+        world.speak(UserTranscript(text="words", final=True), finished=True)
+    world.send(CreateResponse())
+    world.reply("Yes.", 700, transcript=None)
+    world.advance(1.0)
+    usage = world.last(ResponseDone).usage
+    assert (usage.input_audio_ms, usage.output_audio_ms) == (30 * 32, 700)
+    world.send(CreateItem(item=InputItem(role="user", texts=("more",))))
+    world.send(CreateResponse())
+    world.reply("No.", 100, transcript=None)
+    world.advance(1.0)
+    assert world.last(ResponseDone).usage.input_audio_ms == 0
+
+
+# -- nobody speaks -------------------------------------------------------------------------------------------------------
+
+IDLE = SessionConfig(turn_detection=ServerVad(idle_timeout_ms=2_000))
+
+
+def idle(ms: int = 3_000) -> World:
+    """A world in which an answer has just left."""
+    world = World(IDLE)
+    world.say("S" * 20 + "." * 16)
+    world.reply("An answer.", ms)
+    world.advance(ms / 1000 - 0.3)
+    assert world.last(ResponseDone).status == "completed"
+    return world
+
+
+def test_field_F37_the_time_to_speak_begins_when_the_answer_has_been_played() -> None:
+    world = idle()
+    world.advance(0.3 + 1.9)
+    assert not world.of(InputTimedOut)
+    world.advance(0.2)
+    assert len(world.of(InputTimedOut)) == 1
+    assert world.submits[-1].respond and len(world.of(ResponseCreated)) == 2
+
+
+def test_acknowledgements_move_it() -> None:
+    slow = idle()
+    slow.send(AckPlayback(played_ms=1_000))
+    slow.advance(3.9)
+    assert not slow.of(InputTimedOut)
+    slow.advance(0.2)
+    assert len(slow.of(InputTimedOut)) == 1
+    quick = idle()
+    quick.send(AckPlayback(played_ms=3_000))
+    quick.advance(2.05)
+    assert len(quick.of(InputTimedOut)) == 1
+
+
+def test_clearing_the_answer_begins_it() -> None:
+    world = idle()
+    world.send(ClearOutput())
+    world.advance(1.9)
+    assert not world.of(InputTimedOut)
+    world.advance(0.15)
+    assert len(world.of(InputTimedOut)) == 1
+
+
+def test_speech_ends_it_and_speech_that_came_to_nothing_begins_it_anew() -> None:
+    world = idle()
+    world.advance(1.0)
+    world.say("S" * 10)
+    world.send(ClearAudio())
+    assert len(world.of(SpeechStopped)) == 2
+    world.say("." * 55)
+    assert not world.of(InputTimedOut)
+    world.say("." * 15)
+    assert len(world.of(InputTimedOut)) == 1
+
+
+def test_nobody_is_asked_while_nobody_is_there() -> None:
+    world = idle()
+    world.apply(Detached())
+    world.advance(25.0)
+    assert not world.of(InputTimedOut)
+    world.apply(Attached())
+    world.advance(5.0)
+    assert len(world.of(InputTimedOut)) == 1
+
+
+@pytest.mark.parametrize("ms", [999, 1_000, 1_001])
+def test_field_F06_a_turn_whose_input_stops_is_ended_by_the_watchdog(ms: int) -> None:
+    world = World(VAD)
+    world.say("S" * 40)
+    world.advance(ms / 1000)
+    assert bool(world.of(InputCommitted)) is (ms >= 1_000)
+    if ms >= 1_000:
+        assert world.last(SpeechStopped).audio_end_ms == 40 * 32
+        assert len(world.of(ResponseCreated)) == 1
+
+
+def test_field_F06_bursts_are_not_a_stop() -> None:
+    world = World(VAD)
+    for _ in range(4):
+        world.append(audio("S" * 50))  # 1.6 s at once
+        world.advance(1.6)
+    world.advance(1.5)
+    assert not world.of(InputCommitted)
+    world.advance(0.2)
+    assert len(world.of(InputCommitted)) == 1
+
+
+@pytest.mark.parametrize(("frames", "ended"), [(61, False), (62, False), (63, True)])
+def test_field_F22_a_turn_that_never_ends_is_ended(frames: int, ended: bool) -> None:
+    world = World(VAD, runtime=DuplexSessionRuntimeConfig(max_turn_ms=2_000))
+    world.say("S" * frames)
+    assert bool(world.of(InputCommitted)) is ended
+
+
+def test_field_F22_speech_that_goes_on_after_the_longest_turn_is_the_next_one() -> None:
+    world = World(VAD, runtime=DuplexSessionRuntimeConfig(max_turn_ms=2_000))
+    world.say("S" * 100 + "." * 20)
+    first, second = world.of(InputCommitted)
+    assert first.item.parts[0].duration_ms + second.item.parts[0].duration_ms == 116 * 32
