@@ -164,7 +164,8 @@ def check(config: ServeConfig) -> None:
 def bind(host: str, port: int) -> socket.socket:
     """A bound, not yet listening socket. Port 0 takes a free one. Raises ``OSError`` naming the address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # Named as TCP: asyncio sends without delay (Nagle) only on sockets that say so.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
