@@ -25,6 +25,10 @@ CLOSE_TIMEOUT_S: Final = 5.0
 logger = init_logger(__name__)
 
 
+monotonic: Final = time.monotonic
+"""For worker processes, which have no runtime: they measure durations and set no timers."""
+
+
 class TimerHandle(Protocol):
     """A pending timer."""
 

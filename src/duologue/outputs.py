@@ -93,7 +93,8 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     ``segment_finished`` marks the end of a segment of a streaming request (a sentence, a unit): what came since the last
     boundary may be forwarded. ``finished`` ends the request at this stage. ``text`` of a synthesis stage is the text that
-    this audio begins to speak, so that text and audio stay paired.
+    this audio begins to speak, so that text and audio stay paired. ``queue_s``, on the first output: how long the request
+    had waited before the stage began to work on it (0 below a tenth of a millisecond).
     """
 
     request_id: str
@@ -107,6 +108,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
     error: StageError | None = None
     metadata: Options = {}
+    queue_s: float = 0.0
 
 
 class StageRequest(msgspec.Struct, kw_only=True):

@@ -102,7 +102,7 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class LoggingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is logged. ``stats``: one entry per stage for each finished request."""
+    """What is logged. ``stats``: one table per response, of what it cost at each stage."""
 
     level: LogLevel = "info"
     json: bool = False

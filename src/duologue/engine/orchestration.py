@@ -31,7 +31,7 @@ from duologue.engine.stage_pool import StageHealth, StagePool
 from duologue.engine.stages.edge import Edge, Topology
 from duologue.errors import DuologueError, ErrorCode, StageFault
 from duologue.log import init_logger
-from duologue.metrics.stats import StageRequestStats
+from duologue.metrics.stats import StageRequestStats, stats_table
 from duologue.outputs import CompanionOutput, RequestOutput, StagePrompt, StageRequest
 
 if TYPE_CHECKING:
@@ -47,6 +47,14 @@ class MessageSink(Protocol):
 
     def put_nowait(self, message: EngineQueueMessage, /) -> None:
         """Take one message at once."""
+        ...
+
+
+class StageMeter(Protocol):
+    """Who adds up what requests cost."""
+
+    def observe(self, stage: str, stats: StageRequestStats, /) -> None:
+        """A request is over at the stage with this name."""
         ...
 
 
@@ -67,7 +75,9 @@ class OrchestratorBase:
         runtime: Runtime,
         async_chunk: bool = False,
         log_stats: bool = False,
+        meters: StageMeter | None = None,
     ) -> None:
+        """``log_stats``: one table per response in the log. ``meters`` hears what each request cost at each stage."""
         if not stage_pools:
             raise ValueError("a pipeline needs at least one stage")
         self.stage_pools: list[StagePool] = list(stage_pools)
@@ -77,6 +87,7 @@ class OrchestratorBase:
         self.runtime = runtime
         self.async_chunk = async_chunk
         self.log_stats = log_stats
+        self._meters = meters
         self.request_states: dict[str, OrchestratorRequestState] = {}
         self._cfg_tracker = CompanionTracker()
         self._running_requests = 0
@@ -241,7 +252,13 @@ class OrchestratorBase:
         """Account one output, show it to the client and to the interceptor; true when it must not be forwarded."""
         stats = state.stats(stage_id)
         audio_s = len(output.audio) / (2 * output.audio_rate_hz) if output.audio_rate_hz else 0.0
-        stats.observe(self.runtime.now(), tokens=len(output.token_ids), audio_s=audio_s, finished=output.finished)
+        stats.observe(
+            self.runtime.now(),
+            tokens=len(output.token_ids),
+            audio_s=audio_s,
+            finished=output.finished,
+            queue_s=output.queue_s,
+        )
         segment = state.streaming.segment(stage_id)
         if state.parent_id is None:
             segment.absorb(output, content=feeds)
@@ -385,14 +402,22 @@ class OrchestratorBase:
                 self._running_requests -= 1
             if abort and not state.session_owned:
                 outputs.extend(partial_messages(state))
-            if self.log_stats:
-                state.log_stats()
+            self._report_stats(state)
         try:
             await self._abort_request_ids(ids)
         finally:
             for parent, fault in bereft:
                 await self._fail(parent, parent.entry_stage_id, fault)
         return outputs
+
+    def _report_stats(self, state: OrchestratorRequestState) -> None:
+        """A request is over: what it cost at each stage goes to the meters and, if asked for, into the log."""
+        rows = [(self.stage_pools[stage_id].name, stats) for stage_id, stats in sorted(state.stage_stats.items())]
+        if self._meters is not None:
+            for name, stats in rows:
+                self._meters.observe(name, stats)
+        if self.log_stats and rows:
+            logger.info("what the response cost\n%s", stats_table(rows), extra={"request_id": state.request_id})
 
     def _bereft(self, request_ids: Sequence[str]) -> list[tuple[OrchestratorRequestState, StageFault]]:
         """Parents that stay while a companion goes that is not done, and what that means for them."""

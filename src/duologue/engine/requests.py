@@ -166,22 +166,6 @@ class OrchestratorRequestState:
             metadata=segment.output_metadata or {},
         )
 
-    def log_stats(self) -> None:
-        """Write what this request cost at each stage into the log."""
-        for stage_id, stats in sorted(self.stage_stats.items()):
-            logger.info(
-                "stage statistics",
-                extra={
-                    "request_id": self.request_id,
-                    "stage_id": stage_id,
-                    "replica_id": stats.replica_id,
-                    "outputs": stats.outputs,
-                    "output_tokens": stats.output_tokens,
-                    "audio_s": round(stats.audio_s, 3),
-                    "first_output_s": stats.first_output_s,
-                },
-            )
-
 
 def build_engine_core_request_from_tokens(
     request_id: str,

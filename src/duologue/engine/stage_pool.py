@@ -286,6 +286,8 @@ class StagePool:
             state.prompt = request.prompt
         stats = state.stats(self.stage_id)
         stats.replica_id = replica_id
+        if request.prompt.audio_rate_hz:
+            stats.input_audio_s += len(request.prompt.audio) / (2 * request.prompt.audio_rate_hz)
         if stats.submitted_at is None:
             stats.submitted_at = self._runtime.now()
 

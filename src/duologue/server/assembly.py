@@ -30,6 +30,7 @@ from duologue.engine.messages import Shutdown
 from duologue.engine.stage_pool import StagePool
 from duologue.engine.stages.edge import Edge
 from duologue.log import init_logger
+from duologue.metrics.meters import StageMeters
 from duologue.outputs import Options, SamplingParams
 from duologue.server.engine import EngineFront, EngineHealth, EnginePort, PoolHealth
 from duologue.server.hello import LOCAL_ORIGINS
@@ -86,8 +87,13 @@ def serve_config(config: DuologueConfig) -> ServeConfig:
 
 
 @asynccontextmanager
-async def engine(config: DuologueConfig, runtime: Runtime) -> AsyncIterator[EnginePort]:
-    """A running engine. Raises what its model or a stage raises when it cannot start."""
+async def engine(
+    config: DuologueConfig, runtime: Runtime, *, meters: StageMeters | None = None
+) -> AsyncIterator[EnginePort]:
+    """A running engine; ``meters`` hears what its stages cost.
+
+    Raises what its model or a stage raises when it cannot start.
+    """
     model = build_model(config, runtime)
     name = config.session.model or model.plugin.plugin_id
 
@@ -108,6 +114,7 @@ async def engine(config: DuologueConfig, runtime: Runtime) -> AsyncIterator[Engi
         runtime=runtime,
         async_chunk=model.async_chunk,
         log_stats=config.logging.stats,
+        meters=meters,
         plugin=model.plugin,
         duplex_session_config=config.sessions,
         model_config=ModelConfig(model=name),

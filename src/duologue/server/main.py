@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import uvloop
 
 from duologue.config.loader import ConfigError, load_config
 from duologue.config.service import DuologueConfig
 from duologue.detect.weights import ModelUnavailableError
 from duologue.log import configure_logging
+from duologue.metrics.meters import StageMeters
 from duologue.server.assembly import engine, serve_config
 from duologue.server.serve import Listening, ServeError, serve
 
@@ -25,7 +27,9 @@ def run_server(config: DuologueConfig) -> None:
     Raises :class:`ServeError`, ``ModelUnavailableError``, or ``OSError`` when the address cannot be bound.
     """
     configure_logging(config.logging.level, config.logging.json)
-    coroutine = serve(serve_config(config), partial(engine, config), started=partial(_announce, config))
+    meters = StageMeters()
+    settings = msgspec.structs.replace(serve_config(config), collectors=(meters,))
+    coroutine = serve(settings, partial(engine, config, meters=meters), started=partial(_announce, config))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(coroutine)
 

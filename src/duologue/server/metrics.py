@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter as Tally
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.registry import Collector
 
 from duologue.engine.duplex import events
 from duologue.errors import ErrorCode
@@ -45,6 +46,10 @@ class ServerMetrics:
         return Histogram(
             f"duologue_stop_latency_{start}_seconds", text, buckets=_STOP_BUCKETS_S, registry=self._registry
         )
+
+    def include(self, collector: Collector) -> None:
+        """Show what ``collector`` measures too. Its names must be its own."""
+        self._registry.register(collector)
 
     def observed(self, event: events.SessionEvent) -> None:
         if isinstance(event, events.ErrorRaised):

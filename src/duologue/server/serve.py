@@ -21,6 +21,7 @@ from typing import Final
 
 import msgspec
 import uvicorn
+from prometheus_client.registry import Collector
 
 from duologue.clock import AsyncioRuntime, Runtime
 from duologue.config.session import SessionConfig
@@ -47,7 +48,7 @@ class ServeError(Exception):
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about the server but its engine."""
+    """Everything about the server but its engine. ``collectors`` are shown at ``/metrics`` too."""
 
     host: str = "127.0.0.1"
     port: int = 8765
@@ -65,6 +66,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_frame_bytes: int = MAX_FRAME_BYTES
     ping_interval_s: float = PING_INTERVAL_S
     ping_timeout_s: float = PING_TIMEOUT_S
+    collectors: tuple[Collector, ...] = ()
 
 
 EngineFactory = Callable[[Runtime], AbstractAsyncContextManager[EnginePort]]
@@ -186,6 +188,8 @@ def _is_loopback(host: str) -> bool:
 
 def _build(config: ServeConfig, engine: EnginePort, runtime: Runtime) -> RealtimeServer:
     metrics = ServerMetrics()
+    for collector in config.collectors:
+        metrics.include(collector)
     hub = SessionHub(
         defaults=config.session,
         names=ModelNames(engine.models(), config.model_aliases),

@@ -16,6 +16,7 @@ import pytest
 
 from duologue.clock import AsyncioRuntime
 from duologue.config.service import DuologueConfig, ModelChoice, ServerConfig
+from duologue.metrics.meters import StageMeters
 from duologue.server.assembly import build_model, engine, serve_config
 from duologue.server.main import main
 from duologue.server.serve import ServeError, running
@@ -160,3 +161,23 @@ def test_the_program_refuses_what_it_cannot_use(capsys: pytest.CaptureFixture[st
     assert main(["--help"]) == 2
     assert main([f"{tmp_path}/missing.yaml"]) == 1
     assert "missing.yaml" in capsys.readouterr().err
+
+
+@on_loop
+async def test_what_stages_cost_is_at_metrics() -> None:
+    meters = StageMeters()
+    settings = config()
+    serving = msgspec.structs.replace(serve_config(settings), collectors=(meters,))
+    async with running(serving, partial(engine, settings, meters=meters)) as (listening, realtime):
+        host = Server(FakeEngine(), listening, realtime)
+        async with host.client("/v1/realtime?model=gpt-realtime") as client:
+            await client.until("session.created")
+            await client.send("session.update", session={"audio": {"input": {"turn_detection": None}}})
+            await client.until("session.updated")
+            await ask(client, 24_000)
+            await client.until("response.done")
+        status, body = await http(host, "/metrics")
+    text = body.decode()
+    assert status == 200
+    assert 'duologue_stage_requests_total{ended="finished",stage="stage2"} 1.0' in text
+    assert 'duologue_stage_audio_seconds_total{stage="stage2"} 0.2' in text

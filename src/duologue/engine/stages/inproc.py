@@ -50,6 +50,11 @@ class InprocClient(StageClient):
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
+    def stage(self) -> AnyStage:
+        """The stage code."""
+        return self._stage
+
+    @property
     def healthy(self) -> bool:
         return self._works is not None
 
@@ -57,7 +62,7 @@ class InprocClient(StageClient):
         stage = self._stage
         if isinstance(stage, AsyncStage):
             await stage.load()
-            self._works = TaskWorks(stage, self._push, self._spawn)
+            self._works = TaskWorks(stage, self._push, self._spawn, self._runtime.now)
         else:
             stage.load()
             self._works = SteppedWorks(stage, self._push, asyncio.get_running_loop())

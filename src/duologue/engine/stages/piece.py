@@ -10,9 +10,9 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -24,11 +24,17 @@ from duologue.outputs import RequestOutput, StageError, StageRequest
 logger = init_logger(__name__)
 
 
+SHORTEST_QUEUE_S: Final = 1e-4
+
+
 @dataclass(slots=True, eq=False)
 class Work:
-    """One request inside a replica; stage code sees it as its :class:`StageControl`."""
+    """One request inside a replica; stage code sees it as its :class:`StageControl`. ``added_at`` is by ``clock``."""
 
     request_id: str
+    clock: Callable[[], float]
+    added_at: float
+    queue_s: float = 0.0
     cancelled: bool = False
     ended: bool = False
     opened: bool = False
@@ -39,13 +45,12 @@ def run_piece(stage: Stage[object], work: Work, request: StageRequest) -> Genera
     """Outputs of one piece. Never raises; close the generator to stop early, then call :func:`close_work`."""
     try:
         if not work.opened:
-            work.state = stage.open(request)
-            work.opened = True
+            _open(stage, work, request)
         outputs = stage.process(work.state, request, work)
         try:
             for output in outputs:
                 _check(work, output)
-                yield output
+                yield _with_queue_time(work, output) if work.queue_s else output
                 if work.ended:
                     break
         finally:
@@ -64,13 +69,12 @@ async def run_piece_async(
     """As :func:`run_piece` for asynchronous stage code; cancellation passes through."""
     try:
         if not work.opened:
-            work.state = stage.open(request)
-            work.opened = True
+            _open(stage, work, request)
         outputs = stage.process(work.state, request, work)
         try:
             async for output in outputs:
                 _check(work, output)
-                yield output
+                yield _with_queue_time(work, output) if work.queue_s else output
                 if work.ended:
                     break
         finally:
@@ -137,6 +141,19 @@ def close_work(stage: Stage[object] | AsyncStage[object], work: Work) -> None:
 def ends_request(request: StageRequest) -> bool:
     """Whether no further piece of this request follows."""
     return request.prompt.final
+
+
+def _open(stage: Stage[object] | AsyncStage[object], work: Work, request: StageRequest) -> None:
+    waited_s = work.clock() - work.added_at
+    work.queue_s = waited_s if waited_s >= SHORTEST_QUEUE_S else 0.0
+    work.state = stage.open(request)
+    work.opened = True
+
+
+def _with_queue_time(work: Work, output: RequestOutput) -> RequestOutput:
+    """The first output tells how long the request waited, beside what the stage itself knows of."""
+    queue_s, work.queue_s = work.queue_s + output.queue_s, 0.0
+    return msgspec.structs.replace(output, queue_s=queue_s)
 
 
 def _check(work: Work, output: RequestOutput) -> None:

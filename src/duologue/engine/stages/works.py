@@ -19,6 +19,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from duologue.clock import monotonic
 from duologue.engine.stages.contract import AsyncStage, Stage
 from duologue.engine.stages.piece import (
     CallResult,
@@ -73,6 +74,7 @@ class SteppedWorks:
 
     def __init__(self, stage: Stage[object], push: Push, loop: asyncio.AbstractEventLoop) -> None:
         self._stage = stage
+        self._clock = loop.time
         self._push = push
         self._call_soon = loop.call_soon
         self._free = max(1, stage.concurrency)
@@ -80,7 +82,7 @@ class SteppedWorks:
         self._jobs: dict[Key, _Job] = {}
 
     def submit(self, key: Key, request: StageRequest) -> None:
-        job = self._jobs[key] = _Job(key, Work(request.request_id))
+        job = self._jobs[key] = _Job(key, Work(request.request_id, self._clock, self._clock()))
         self._add(job, request)
 
     def update(self, key: Key, request: StageRequest) -> None:
@@ -157,14 +159,16 @@ class TaskWorks:
         stage: AsyncStage[object],
         push: Push,
         spawn: Callable[[Coroutine[object, object, None]], asyncio.Task[None]],
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._stage = stage
+        self._clock = clock
         self._push = push
         self._spawn = spawn
         self._jobs: dict[Key, _Job] = {}
 
     def submit(self, key: Key, request: StageRequest) -> None:
-        job = self._jobs[key] = _Job(key, Work(request.request_id))
+        job = self._jobs[key] = _Job(key, Work(request.request_id, self._clock, self._clock()))
         self._add(job, request)
 
     def update(self, key: Key, request: StageRequest) -> None:
@@ -227,6 +231,7 @@ class ThreadedWorks:
 
     def __init__(self, stage: Stage[object], push: Push) -> None:
         self._stage = stage
+        self._clock = monotonic
         self._push = push
         self._lock = threading.Lock()
         self._jobs: dict[Key, _Job] = {}
@@ -235,7 +240,7 @@ class ThreadedWorks:
             threading.Thread(target=self._serve, name=f"stage-{number}", daemon=True).start()
 
     def submit(self, key: Key, request: StageRequest) -> None:
-        job = _Job(key, Work(request.request_id))
+        job = _Job(key, Work(request.request_id, self._clock, self._clock()))
         with self._lock:
             self._jobs[key] = job
             self._add(job, request)
