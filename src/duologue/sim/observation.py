@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from duologue.engine.duplex.commands import DuplexCommand
 from duologue.engine.duplex.contracts import DuplexFence
 from duologue.engine.duplex.events import SessionEvent
 from duologue.ids import parse_stage_request_id
@@ -80,6 +81,7 @@ class Observations:
     output: list[Made] = field(default_factory=list)
     planned: list[Planned] = field(default_factory=list)
     told: dict[str, list[Told]] = field(default_factory=dict)
+    commands: dict[str, list[tuple[float, DuplexCommand]]] = field(default_factory=dict)  # what the server passed on
     invalidated: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
     admissions: list[Admission] = field(default_factory=list)
     errands: dict[str, list[tuple[float, str, RequestOutput | None]]] = field(default_factory=dict)

@@ -11,19 +11,14 @@ from typing import Final
 
 import msgspec
 
+from duologue.sim.checkers import Evidence, SiteEvidence, Violation, judge
+from duologue.sim.coverage import tally
 from duologue.sim.loop import SimulationError, VirtualRuntime, run
 from duologue.sim.plan import Plan
 from duologue.sim.trace import Trace
 from duologue.sim.world import World
 
 LIMIT_S: Final = 3_600.0
-
-
-class Violation(msgspec.Struct, frozen=True):
-    """Something that must not happen. ``rule`` is the number of the invariant, ``text`` says what was seen."""
-
-    rule: str
-    text: str
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +72,27 @@ def live(plan: Plan) -> tuple[World | None, list[Violation]]:
     return world, violations
 
 
+def evidence_of(world: World) -> Evidence:
+    """What the checkers may see of a world."""
+    crashed = {shutdown.deployment for shutdown in world.plan.shutdowns if shutdown.crash}
+    return Evidence(
+        plan=world.plan,
+        sites=[
+            SiteEvidence(
+                plan=site.plan,
+                seen=site.seen,
+                max_sessions=site.config.max_sessions,
+                idle_ttl_s=site.config.idle_ttl_s,
+                grace_s=site.config.disconnect_grace_s,
+                crashed=index in crashed,
+                stopped_at=site.stopped_at,
+            )
+            for index, site in enumerate(world.sites)
+        ],
+        people={talker.person.name: (talker.person, talker.conversations) for talker in world.talkers},
+    )
+
+
 def _split(text: str) -> Violation:
     rule, _, rest = text.partition(": ")
     return Violation(rule, rest)
@@ -86,6 +102,11 @@ def simulate(plan: Plan) -> Outcome:
     """Run a plan and judge it."""
     begin = time.process_time()
     world, violations = live(plan)
+    session_s = 0.0
+    if world is not None:
+        evidence = evidence_of(world)
+        violations += judge(evidence)
+        session_s = tally(evidence, world.trace)
     trace = world.trace if world is not None else Trace(lambda: 0.0)
     counts: Counter[str] = trace.counts
     return Outcome(
@@ -93,6 +114,6 @@ def simulate(plan: Plan) -> Outcome:
         digest=trace.digest(),
         violations=tuple(violations),
         counts=dict(sorted(counts.items())),
-        session_s=0.0,
+        session_s=session_s,
         cpu_s=time.process_time() - begin,
     )

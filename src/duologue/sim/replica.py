@@ -7,6 +7,7 @@ says that this replica breaks that promise; a death loses everything that the re
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -56,6 +57,7 @@ class SimReplica(StageClient):
         self._sink: StageSink | None = None
         self._gone: set[str] = set()
         self._stuck: list[asyncio.Future[None]] = []
+        self._travelling: deque[RequestOutput] = deque()
 
     @property
     def healthy(self) -> bool:
@@ -99,6 +101,7 @@ class SimReplica(StageClient):
     def die(self, reason: str) -> None:
         """End as a crashed worker process would."""
         sink, self._sink = self._sink, None
+        self._travelling.clear()
         self._release()
         if sink is not None and self._inner.healthy:
             self._inner.die(RuntimeError(reason))
@@ -122,7 +125,8 @@ class SimReplica(StageClient):
                 self._push(RequestOutput(request_id="nobody", text="not yours"))
         transit_s = self._desk.plan.transit_ms / 1000
         if transit_s:
-            self._runtime.call_at(self._runtime.now() + transit_s, self._push, output)
+            self._travelling.append(output)
+            self._runtime.call_at(self._runtime.now() + transit_s, self._arrive)
         else:
             self._push(output)
         if fault is not None and fault.how == "double" and (output.finished or output.error is not None):
@@ -135,6 +139,11 @@ class SimReplica(StageClient):
         if self._sink is not None and output.request_id not in self._gone:
             self._seen.made(self._stage_id, output)
             self._sink.on_output(output)
+
+    def _arrive(self) -> None:
+        # One output per timer, the oldest: timers of one instant may run in any order.
+        if self._travelling:
+            self._push(self._travelling.popleft())
 
     def _push_late(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:

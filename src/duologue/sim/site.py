@@ -14,7 +14,7 @@ from typing import Final
 from duologue.config.session import SessionConfig
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
 from duologue.engine.duplex.events import SessionClosed, SessionExpired
-from duologue.engine.duplex.messages import OpenSession, OutputInvalidated, SessionEventMessage
+from duologue.engine.duplex.messages import OpenSession, OutputInvalidated, SessionCommand, SessionEventMessage
 from duologue.engine.duplex_orchestrator import DuplexOrchestrator
 from duologue.engine.messages import EngineQueueMessage, ErrorMessage, OutputMessage, ResultMessage, Shutdown
 from duologue.engine.stage_pool import StagePool
@@ -65,7 +65,7 @@ class Site:
         self.detection = SimDetection(self.plan.detector, runtime, trace)
         self.config = DuplexSessionRuntimeConfig(**self.plan.runtime)  # type: ignore[arg-type]
         self.limits = ConnectionLimits(**self.plan.limits)  # type: ignore[arg-type]
-        self.stopped = False
+        self.stopped_at: float | None = None
         self._life: asyncio.Task[None] | None = None
         self._stop: asyncio.Task[None] | None = None
         self._build()
@@ -124,6 +124,8 @@ class Site:
             held = self.slots_held()
             self.seen.admissions.append(Admission(self.trace.now(), message.session_id, held))
             self.seen.control_sessions[message.control_id] = message.session_id
+        elif isinstance(message, SessionCommand):
+            self.seen.commands.setdefault(message.session_id, []).append((self.trace.now(), message.command))
         self.orchestrator.post(message)
 
     def _output(self, message: EngineQueueMessage) -> None:
@@ -217,7 +219,7 @@ class Site:
         await asyncio.shield(self._stop)
 
     async def _stop_all(self, *, crash: bool) -> None:
-        self.stopped = True
+        self.stopped_at = self.trace.now()
         if crash:
             self.trace.count("site.crash")
             self.orchestrator._life._fatal = _Crash()

@@ -154,7 +154,7 @@ class World:
             post(StreamingUpdate(request_id=errand.name, prompt=piece))
         for _ in range(200):
             said = site.seen.errands.get(errand.name, [])
-            if site.stopped or (said and said[-1][1] != "output"):
+            if site.stopped_at is not None or (said and said[-1][1] != "output"):
                 break
             await asyncio.sleep(0.1)
 

@@ -1,0 +1,35 @@
+"""Checkers: the invariants of a run, judged from outside (see :mod:`duologue.sim.checkers.evidence`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from duologue.sim.checkers.admission import check as admission
+from duologue.sim.checkers.answer import check as answer
+from duologue.sim.checkers.delivery import check as delivery
+from duologue.sim.checkers.evidence import Evidence, SessionEvidence, SiteEvidence, Violation
+from duologue.sim.checkers.feed import check as feed
+from duologue.sim.checkers.history import check as history
+from duologue.sim.checkers.journal import check as journal
+from duologue.sim.checkers.order import check as order
+from duologue.sim.checkers.pace import check as pace
+
+CHECKERS: Final[tuple[Callable[[Evidence], Iterator[Violation]], ...]] = (
+    order,
+    journal,
+    delivery,
+    feed,
+    pace,
+    answer,
+    history,
+    admission,
+)
+
+
+def judge(evidence: Evidence) -> list[Violation]:
+    """Everything that a run did wrong."""
+    return [violation for checker in CHECKERS for violation in checker(evidence)]
+
+
+__all__ = ["CHECKERS", "Evidence", "SessionEvidence", "SiteEvidence", "Violation", "judge"]

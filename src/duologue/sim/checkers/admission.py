@@ -1,0 +1,38 @@
+"""Slots, correlated operations and ordinary requests (B5, B6, B24)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from duologue.sim.checkers.evidence import Evidence, SiteEvidence, Violation
+from duologue.sim.plan import Errand
+
+
+def check(evidence: Evidence) -> Iterator[Violation]:
+    """Every site."""
+    for index, site in enumerate(evidence.sites):
+        yield from _slots(site)
+        for control_id, count in site.seen.answers.items():
+            if count > 1:
+                yield Violation("B12", f"operation {control_id} was answered {count} times")
+        for errand in evidence.plan.errands:
+            if errand.deployment == index:
+                yield from _errand(errand, site)
+
+
+def _slots(site: SiteEvidence) -> Iterator[Violation]:
+    for admission in site.seen.admissions:
+        if admission.refused == "resource_exhausted" and admission.held < site.max_sessions:
+            text = f"refused at {admission.at:.3f} s with {admission.held} of {site.max_sessions} slots held"
+            yield Violation("B5", f"{admission.session_id}: {text}")
+
+
+def _errand(errand: Errand, site: SiteEvidence) -> Iterator[Violation]:
+    """One last message: an output that says so, or an error."""
+    said = site.seen.errands.get(errand.name, [])
+    ends = [what for _, what, _ in said if what != "output"]
+    expected = not site.crashed and (site.stopped_at is None or errand.at_ms / 1000 < site.stopped_at)
+    if len(ends) > 1 or (ends and said[-1][1] == "output"):
+        yield Violation("B24", f"{errand.name}: ended {len(ends)} times: {[what for _, what, _ in said]}")
+    if expected and not ends:
+        yield Violation("B24", f"{errand.name}: never ended")

@@ -1,0 +1,76 @@
+"""Every command is answered once, and a change of settings is all or nothing (B20, B22)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation
+from duologue.wire import encode
+from duologue.wire import server_events as wire
+
+_ANSWERS: Final[dict[str, type[wire.ServerEvent]]] = {
+    "ItemRetrieve": wire.ItemRetrieved,
+    "ItemDelete": wire.ItemDeleted,
+    "ItemTruncate": wire.ItemTruncated,
+    "Heartbeat": wire.HeartbeatAck,
+    "PlaybackAck": wire.PlaybackAcknowledged,
+}
+_SHOWN: Final = (wire.SessionUpdated, wire.SessionCreated, wire.SessionResumed)
+
+
+def check(evidence: Evidence) -> Iterator[Violation]:
+    """Every conversation that was read to its end."""
+    for session in evidence.sessions():
+        talk = session.talk
+        if talk is None:
+            continue
+        for entry in talk.heard:
+            shown = entry.event if isinstance(entry.event, _SHOWN) else None
+            if shown is not None and b"must not be adopted" in encode(shown):
+                yield Violation("B22", f"{talk.name}: part of a refused session.update is in force")
+        if session.undisturbed and talk.terminal is not None:
+            yield from _answered(session)
+            yield from _updated(session)
+
+
+def _answered(session: SessionEvidence) -> Iterator[Violation]:
+    talk = session.talk
+    assert talk is not None
+    # What was read while the session was ending is answered or not; what was read before must be.
+    ended = min((told.at for told in session.told[-1:]), default=0.0)
+    asked = Counter(read.kind for read in talk.read if read.event_id is not None and read.at < ended)
+    late = Counter(read.kind for read in talk.read if read.event_id is not None and read.at >= ended)
+    kinds = {read.event_id: read.kind for read in talk.read if read.event_id is not None}
+    got: Counter[str] = Counter()
+    for entry in talk.heard:
+        event = entry.event
+        if isinstance(event, wire.Error) and event.error.event_id in kinds:
+            got[kinds[event.error.event_id]] += 1
+        for kind, answer in _ANSWERS.items():
+            if isinstance(event, answer):
+                got[kind] += 1
+    anonymous = Counter(read.kind for read in talk.read if read.event_id is None)
+    for kind in _ANSWERS:
+        least, most = asked[kind], asked[kind] + late[kind] + anonymous[kind] + anonymous["AudioPlaybackAck"]
+        most += asked["AudioPlaybackAck"] if kind == "PlaybackAck" else 0
+        if not least <= got[kind] <= most:
+            yield Violation("B20", f"{talk.name}: {got[kind]} answers to {least} to {most} commands {kind}")
+
+
+def _updated(session: SessionEvidence) -> Iterator[Violation]:
+    talk = session.talk
+    assert talk is not None
+    ended = session.told[-1].at
+    updates = {read.event_id: read.at for read in talk.read if read.kind == "SessionUpdate"}
+    refused = {
+        entry.event.error.event_id
+        for entry in talk.heard
+        if isinstance(entry.event, wire.Error) and entry.event.error.event_id in updates
+    }
+    certain = sum(at < ended for event_id, at in updates.items() if event_id not in refused)
+    got = sum(isinstance(entry.event, wire.SessionUpdated) for entry in talk.heard)
+    # The session says session.updated once by itself when it begins, which also answers an update that opened it.
+    if not certain - 1 <= got <= len(updates) - len(refused) + 2:
+        yield Violation("B22", f"{talk.name}: {got} session.updated for {certain} updates that were not refused")

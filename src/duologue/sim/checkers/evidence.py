@@ -1,0 +1,129 @@
+"""What the checkers of one run judge: its sites, its clients' conversations, and how they belong together.
+
+Rules kept here: checkers see what a client read and sent, what left the engine, what stages were fed and made, and declared
+counters; they never look into the system under test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from duologue.engine.duplex.events import SessionClosed, SessionEvent, SessionExpired
+from duologue.ids import parse_stage_request_id
+from duologue.sim.conversation import Conversation
+from duologue.sim.observation import Fed, Made, Observations, Planned, Told
+from duologue.sim.plan import Deployment, Person, Plan
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """Something that must not happen. ``rule`` is the number of the invariant, ``text`` says what was seen."""
+
+    rule: str
+    text: str
+
+
+class SiteEvidence(NamedTuple):
+    """One deployment. ``crashed``: its engine was made to fail, so its sessions could not end in order."""
+
+    plan: Deployment
+    seen: Observations
+    max_sessions: int
+    idle_ttl_s: float | None
+    grace_s: float
+    crashed: bool
+    stopped_at: float | None
+
+
+class SessionEvidence(NamedTuple):
+    """One session as it was seen from all sides. ``talk`` is ``None`` if its client never learnt of it."""
+
+    session_id: str
+    site: SiteEvidence
+    told: list[Told]
+    talk: Conversation | None
+    person: Person | None
+
+    @property
+    def events(self) -> list[SessionEvent]:
+        """What left the engine, in order, answers to strangers aside."""
+        return [told.event for told in self.told if told.number > 0]
+
+    @property
+    def terminal(self) -> Told | None:
+        """The end of the session, as it left the engine."""
+        last = self.told[-1] if self.told else None
+        return last if last is not None and isinstance(last.event, SessionClosed | SessionExpired) else None
+
+    @property
+    def undisturbed(self) -> bool:
+        """Whether the client read everything: one connection, which the plan did not break, and no gap."""
+        talk = self.talk
+        return talk is not None and len(talk.attempts) == 1 and not talk.attempts[0].lost and not talk.gap
+
+
+@dataclass(slots=True)
+class Evidence:
+    """One run."""
+
+    plan: Plan
+    sites: list[SiteEvidence]
+    people: dict[str, tuple[Person, list[Conversation]]]
+    _sessions: list[SessionEvidence] = field(default_factory=list)
+
+    def sessions(self) -> list[SessionEvidence]:
+        """Every session that said something, in order of opening."""
+        if not self._sessions:
+            talks = {talk.session_id: talk for _, talks in self.people.values() for talk in talks if talk.session_id}
+            for site in self.sites:
+                for session_id, told in site.seen.told.items():
+                    known = self.people.get(site.seen.key_of_session.get(session_id, ""))
+                    person = known[0] if known is not None else None
+                    own = [one for one in told if one.number > 0]
+                    self._sessions.append(SessionEvidence(session_id, site, own, talks.get(session_id), person))
+        return self._sessions
+
+    @property
+    def calm(self) -> bool:
+        """Whether nothing was planned that may lose input: no faults, no tight limits."""
+        plan = self.plan
+        tight = {"tiny", "detector", "leaps", "crash", "shutdown"} & set(plan.keeps)
+        return not (plan.replica_faults or plan.deaths or plan.leaps or plan.shutdowns or tight)
+
+
+def by_request(entries: list[Fed], session_id: str, stage: int) -> dict[str, list[Fed]]:
+    """What one stage was fed for one session, by request, in order."""
+    found: dict[str, list[Fed]] = {}
+    for entry in entries:
+        if entry.stage == stage and session_of(entry.request_id) == session_id:
+            found.setdefault(entry.request_id, []).append(entry)
+    return found
+
+
+def made_for(entries: list[Made], session_id: str, stage: int) -> dict[str, list[Made]]:
+    """What one stage made for one session, by request, in order."""
+    found: dict[str, list[Made]] = {}
+    for entry in entries:
+        if entry.stage == stage and session_of(entry.request_id) == session_id:
+            found.setdefault(entry.request_id, []).append(entry)
+    return found
+
+
+def planned_for(entries: list[Planned], session_id: str) -> Iterator[Planned]:
+    """The accepted appends of one session, in order."""
+    return (entry for entry in entries if entry.accepted and entry.session_id == session_id)
+
+
+def session_of(request_id: str) -> str:
+    """The session of a stage request; empty for others."""
+    parsed = parse_stage_request_id(request_id)
+    return "" if parsed is None else parsed.session_id
+
+
+def epoch_of(request_id: str) -> int:
+    """The epoch of a stage request."""
+    parsed = parse_stage_request_id(request_id)
+    return -1 if parsed is None else parsed.epoch

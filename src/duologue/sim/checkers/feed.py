@@ -1,0 +1,158 @@
+"""Feeding: what the model was fed is what the client sent, minus what a rule discarded (B9, B10).
+
+Samples are compared one by one where the client's format is the model's. A boundary of what was fed may lie anywhere in
+silence, but in the middle of speech only where a command or a limit put it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from duologue.engine.duplex.commands import AppendAudio
+from duologue.engine.duplex.events import ErrorRaised, InputCommitted, OverlapDecided
+from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, by_request, planned_for
+from duologue.sim.conversation import Conversation
+from duologue.sim.plan import Order, Person, Say
+from duologue.sim.tape import LOUD
+from duologue.wire import server_events as wire
+
+_INPUT_ORDERS = frozenset(
+    {"commit", "input_commit", "clear", "input_cancel", "barge_in", "signal", "update", "bad_update", "broken", "again"}
+)
+_LONG_SAMPLES = 16 * 250  # a stretch of speech that no detector overlooks
+
+
+def check(evidence: Evidence) -> Iterator[Violation]:
+    """Every session whose samples can be compared."""
+    for session in evidence.sessions():
+        talk = session.talk
+        if talk is None or session.person is None:
+            continue
+        choices = talk.choices
+        if choices.input_format != "pcm16" or choices.input_rate_hz != 16_000 or _refused(session):
+            continue
+        commands = session.site.seen.commands.get(session.session_id, ())
+        stream = b"".join(command.audio for _, command in commands if isinstance(command, AppendAudio))
+        yield from _passed_on(session, talk, stream)
+        yield from _pieces(session, stream, talk.name)
+        if evidence.calm and _plain(session, session.person, talk):
+            yield from _speech(session, stream, talk.name)
+
+
+def _passed_on(session: SessionEvidence, talk: Conversation, stream: bytes) -> Iterator[Violation]:
+    """The server passes on what it reads, in order, until the session ends."""
+    codes = {heard.event.error.code for heard in talk.heard if isinstance(heard.event, wire.Error)}
+    if not session.undisturbed or codes & {"event_too_large", "bad_event", "invalid_json"}:
+        return
+    read = b"".join(read.audio for read in talk.read)
+    sure = sum(len(read.audio) for read in talk.read if read.at < session.told[-1].at)
+    if not read.startswith(stream) or len(stream) < sure:
+        yield Violation("B9", f"{talk.name}: {len(read)} bytes were read, other {len(stream)} were passed on")
+
+
+def _refused(session: SessionEvidence) -> bool:
+    """Whether some audio was refused, or a format changed: then the stream is not simply what was sent."""
+    codes = {event.code.value for event in session.events if isinstance(event, ErrorRaised)}
+    return bool(codes & {"input_backpressure", "bad_audio", "session_closed"})
+
+
+def _pieces(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Violation]:
+    """Every piece that a stage was fed stands in what was sent, in that order."""
+    if session.site.plan.family == "resident":
+        yield from _resident(session, stream, name)
+        return
+    for request_id, pieces in by_request(session.site.seen.input, session.session_id, 0).items():
+        audio = b"".join(piece.prompt.audio for piece in pieces)
+        if audio and stream.find(audio) < 0:
+            yield Violation("B9", f"{name}: the {len(audio)} bytes that {request_id[-16:]} was fed were not sent so")
+
+
+def _resident(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Violation]:
+    """Units in order, each sample once; the end of a unit may be padding."""
+    position = 0
+    for planned in planned_for(session.site.seen.planned, session.session_id):
+        if planned.silence or not planned.audio:
+            continue
+        found = stream.find(planned.audio, position)
+        size = len(planned.audio)
+        if found < 0:
+            bare = planned.audio.rstrip(b"\0")
+            bare += b"\0" * (len(bare) % 2)
+            found, size = stream.find(bare, position), len(bare)
+        if found < 0:
+            text = f"a unit of {len(planned.audio)} bytes after byte {position} was not sent so"
+            yield Violation("B9", f"{name}: {text}")
+            return
+        position = found + size
+
+
+def _plain(session: SessionEvidence, person: Person, talk: Conversation) -> bool:
+    """Whether nothing but the detector decided what is a turn."""
+    choices = talk.choices
+    steps = (*person.voice, *person.hands)
+    orders = {step.name for step in steps if isinstance(step, Order)}
+    return (
+        session.undisturbed
+        and session.site.plan.family == "ephemeral"
+        and choices.detection is not None
+        and not (person.hooks or person.work or person.library)
+        and not orders & _INPUT_ORDERS
+        and all(_natural(step) for step in person.voice if isinstance(step, Say))
+        and not {"stall", "slow_link", "tiny", "kill"} & _troubles(steps)
+    )
+
+
+def _natural(step: Say) -> bool:
+    return step.chunk_bytes % 2 == 0 and step.pace >= 100 and step.quiet_ms >= 250
+
+
+def _troubles(steps: tuple[object, ...]) -> set[str]:
+    return {type(step).__name__.lower() for step in steps}
+
+
+def _runs(stream: bytes) -> list[tuple[int, int]]:
+    """Stretches of speech, in samples: loud samples with no more than 60 ms between them."""
+    import numpy as np
+
+    loud = np.flatnonzero(np.abs(np.frombuffer(stream[: len(stream) & ~1], dtype="<i2").astype(np.int32)) > LOUD)
+    if not len(loud):
+        return []
+    gaps = np.flatnonzero(np.diff(loud) > 960)
+    starts = [int(loud[0]), *(int(loud[gap + 1]) for gap in gaps)]
+    ends = [*(int(loud[gap]) + 1 for gap in gaps), int(loud[-1]) + 1]
+    return list(zip(starts, ends, strict=True))
+
+
+def _speech(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Violation]:
+    runs = _runs(stream)
+    spans: list[tuple[int, int]] = []
+    for pieces in by_request(session.site.seen.input, session.session_id, 0).values():
+        audio = b"".join(piece.prompt.audio for piece in pieces)
+        found = stream.find(audio)
+        if audio and found >= 0 and pieces[-1].prompt.final:
+            spans.append((found // 2, (found + len(audio)) // 2))
+    spans.sort()
+    for start, _ in spans:
+        for low, high in runs:
+            if low < start < high:
+                yield Violation("B9", f"{name}: what was fed begins {start - low} samples into speech")
+    dropped = sum(isinstance(event, OverlapDecided) and event.action == "drop" for event in session.events)
+    last = spans[-1][1] if spans else 0
+    lost = [
+        (low, high)
+        for low, high in runs
+        if high < last and high - low >= _LONG_SAMPLES and not any(start <= low and high <= end for start, end in spans)
+    ]
+    if len(lost) > dropped:
+        yield Violation("B10", f"{name}: speech at samples {lost[0]} was never fed, though later speech was")
+    yield from _overlaps(session, spans, name)
+
+
+def _overlaps(session: SessionEvidence, spans: list[tuple[int, int]], name: str) -> Iterator[Violation]:
+    """Two committed turns share no sample (a turn that was begun anew is fed again, so only commits count)."""
+    committed = [event for event in session.events if isinstance(event, InputCommitted)]
+    distinct = sorted(set(spans))
+    crossing = [(one, other) for one, other in pairwise(distinct) if other[0] < one[1] < other[1]]
+    if crossing and len(distinct) <= len(committed):
+        yield Violation("B9", f"{name}: turns overlap: {crossing[0]}")

@@ -1,0 +1,41 @@
+"""The conversation as the model is told it: only what was said and sent, in order (B18)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from duologue.engine.duplex.events import ResponseAudio, ResponseText
+from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, by_request
+
+
+def check(evidence: Evidence) -> Iterator[Violation]:
+    """Every session of a model that is given the conversation."""
+    for session in evidence.sessions():
+        if session.site.plan.family == "ephemeral":
+            yield from _prompts(session)
+
+
+def _prompts(session: SessionEvidence) -> Iterator[Violation]:
+    said: dict[str, list[tuple[float, str]]] = {}
+    for told in session.told:
+        event = told.event
+        if isinstance(event, ResponseAudio | ResponseText) and event.text:
+            said.setdefault(event.response_id, []).append((told.at, event.text))
+    for pieces in by_request(session.site.seen.input, session.session_id, 0).values():
+        for fed in pieces:
+            if not fed.prompt.final:
+                continue  # heard early, while the answer before it still went on: what counts is its last piece
+            if any("must not be adopted" in message.text for message in fed.prompt.messages):
+                yield Violation("B22", f"{session.session_id}: a refused instruction reached the model")
+            for message in fed.prompt.messages:
+                if message.role == "assistant" and not _heard(message.text, said, fed.at):
+                    text = f"the model is told that it said {message.text[:60]!r}, which nobody was sent"
+                    yield Violation("B18", f"{session.session_id}: {text}")
+
+
+def _heard(text: str, said: dict[str, list[tuple[float, str]]], at: float) -> bool:
+    """Whether ``text`` begins what one response had said by then, or a client wrote it."""
+    if text.startswith("Written "):
+        return True
+    whole = ("".join(piece for when, piece in pieces if when <= at) for pieces in said.values())
+    return any(one.startswith(text) or one.strip().startswith(text.strip()) for one in whole)

@@ -1,0 +1,176 @@
+"""Order: what must come before what, once and only once (B1 to B4), at the engine's border and on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from duologue.engine.duplex import events
+from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation
+from duologue.sim.conversation import Conversation
+from duologue.wire import server_events as wire
+
+_CONTENT = (events.ResponseAudio, events.ResponseText, events.ResponseSpeak)
+
+
+def check(evidence: Evidence) -> Iterator[Violation]:
+    """Every session."""
+    for session in evidence.sessions():
+        yield from _at_the_engine(session)
+        if session.talk is not None:
+            yield from _on_the_wire(session.talk)
+            yield from _complete(session, session.talk)
+
+
+def _at_the_engine(session: SessionEvidence) -> Iterator[Violation]:
+    name = session.session_id
+    said = session.events
+    numbers = [told.number for told in session.told]
+    if numbers != sorted(set(numbers)):
+        yield Violation("B3", f"{name}: event numbers do not grow: {numbers[:40]}")
+    if said and not isinstance(said[0], events.SessionCreated):
+        yield Violation("B4", f"{name}: began with {type(said[0]).__name__}")
+    ends = [
+        index for index, event in enumerate(said) if isinstance(event, events.SessionClosed | events.SessionExpired)
+    ]
+    if len(ends) > 1:
+        yield Violation("B4", f"{name}: {len(ends)} session terminals")
+    if ends and ends[0] != len(said) - 1:
+        yield Violation("B4", f"{name}: {type(said[ends[0] + 1]).__name__} after the session terminal")
+    if not ends and not session.site.crashed:
+        yield Violation("B4", f"{name}: no session terminal")
+    yield from _responses(name, said, ended=bool(ends))
+
+
+def _responses(name: str, said: list[events.SessionEvent], *, ended: bool) -> Iterator[Violation]:
+    state: dict[str, str] = {}
+    epoch = -1
+    for event in said:
+        match event:
+            case events.ResponseCreated():
+                if event.response_id in state:
+                    yield Violation("B1", f"{name}: {event.response_id} was created twice")
+                if "created" in state.values():
+                    yield Violation("B1", f"{name}: {event.response_id} was created while another is open")
+                if event.epoch < epoch:
+                    yield Violation("B3", f"{name}: {event.response_id} of epoch {event.epoch} after epoch {epoch}")
+                state[event.response_id], epoch = "created", event.epoch
+            case events.ResponseDone():
+                if state.get(event.response_id) != "created":
+                    yield Violation("B1", f"{name}: {event.response_id} done but {state.get(event.response_id)}")
+                state[event.response_id] = "done"
+                if event.status == "cancelled":
+                    epoch = max(epoch, event.epoch + 1)
+            case events.ResponseAudio() | events.ResponseText() | events.ResponseSpeak():
+                if state.get(event.response_id) != "created":
+                    text = f"{type(event).__name__} of {event.response_id}, which is {state.get(event.response_id)}"
+                    yield Violation("B2", f"{name}: {text}")
+            case _:
+                pass
+    left = [response_id for response_id, where in state.items() if where == "created"]
+    if left and ended:
+        yield Violation("B1", f"{name}: {left} never done")
+
+
+class _Response:
+    """How far the frames of one response have come on the wire."""
+
+    def __init__(self) -> None:
+        self.part = self.audio_done = self.text_done = self.item_done = self.done = False
+
+
+def _on_the_wire(talk: Conversation) -> Iterator[Violation]:
+    if talk.gap:
+        return
+    open_: dict[str, _Response] = {}
+    seen: set[int] = set()
+    for heard in talk.heard:
+        event = heard.event
+        seq = event.server_event_seq if event is not None else None
+        if isinstance(seq, int):
+            if seq in seen:
+                continue
+            seen.add(seq)
+        fault = _frame(open_, event)
+        if fault is not None:
+            yield Violation("B2", f"{talk.name}: {fault}")
+
+
+def _frame(open_: dict[str, _Response], event: wire.ServerEvent | None) -> str | None:
+    match event:
+        case wire.ResponseCreated():
+            if event.response.id in open_:
+                return f"{event.response.id} was created twice"
+            open_[event.response.id] = _Response()
+        case wire.ResponseDone():
+            response = open_.get(event.response.id)
+            if response is None or response.done:
+                return f"{event.response.id} done, but it {'was already' if response else 'never began'}"
+            if response.part and not response.item_done:
+                return f"{event.response.id} done before its item was"
+            response.done = True
+        case wire.AudioDelta() | wire.TranscriptDelta() | wire.TextDelta() | wire.AudioDone() | wire.TextDone():
+            return _content(open_, event)
+        case wire.TranscriptDone() | wire.PartAdded() | wire.PartDone():
+            return _content(open_, event)
+        case wire.OutputItemDone():
+            response = open_.get(event.response_id)
+            if response is None or response.done or response.item_done:
+                return f"output_item.done of {event.response_id} out of place"
+            response.item_done = True
+        case _:
+            pass
+    return None
+
+
+_Content = (
+    wire.AudioDelta
+    | wire.TranscriptDelta
+    | wire.TextDelta
+    | wire.AudioDone
+    | wire.TextDone
+    | wire.TranscriptDone
+    | wire.PartAdded
+    | wire.PartDone
+)
+
+
+def _content(open_: dict[str, _Response], event: _Content) -> str | None:
+    response = open_.get(event.response_id)
+    name = type(event).__name__
+    if response is None or response.done or response.item_done:
+        return f"{name} of {event.response_id}, which {'is over' if response else 'never began'}"
+    if isinstance(event, wire.PartAdded):
+        response.part = True
+    elif not response.part:
+        return f"{name} of {event.response_id} before its part was added"
+    late = response.text_done if isinstance(event, wire.TranscriptDelta | wire.TextDelta) else response.audio_done
+    if isinstance(event, wire.AudioDelta | wire.TranscriptDelta | wire.TextDelta) and late:
+        return f"{name} of {event.response_id} after its content was done"
+    if isinstance(event, wire.AudioDone):
+        response.audio_done = True
+    if isinstance(event, wire.TranscriptDone | wire.TextDone):
+        response.text_done = True
+    return None
+
+
+def _complete(session: SessionEvidence, talk: Conversation) -> Iterator[Violation]:
+    """A client that was there to the end has seen the end of everything."""
+    frames = [heard.event for heard in talk.heard if heard.event is not None]
+    ends = [index for index, event in enumerate(frames) if isinstance(event, wire.SessionClosed | wire.SessionExpired)]
+    distinct = {frames[index].server_event_seq for index in ends}
+    if len(distinct) > 1:
+        yield Violation("B4", f"{talk.name}: {len(distinct)} session terminals on the wire")
+    if not ends or talk.gap:
+        return
+    after = [type(event).__name__ for event in frames[ends[0] + 1 :] if _of_the_session(event)]
+    if after and len(ends) == 1:
+        yield Violation("B4", f"{talk.name}: {after[0]} after the session terminal")
+    done = {event.response.id for event in frames if isinstance(event, wire.ResponseDone)}
+    missing = [response_id for response_id in talk.responses if response_id not in done]
+    if missing and session.undisturbed:
+        yield Violation("B1", f"{talk.name}: {missing} never done on the wire")
+
+
+def _of_the_session(event: wire.ServerEvent) -> bool:
+    # Another connection may be told that it came too late; errors of commands in flight are not of the session either.
+    return not isinstance(event, wire.Error | wire.SessionReplaced | wire.SessionResumed | wire.ResyncRequired)

@@ -1,0 +1,62 @@
+"""Sequence numbers, fences and the silence that clocks a resident model (B8, B17)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from duologue.engine.duplex.events import ResponseCreated
+from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, planned_for
+from duologue.sim.observation import Planned
+
+
+def check(evidence: Evidence) -> Iterator[Violation]:
+    """Every session."""
+    for session in evidence.sessions():
+        accepted = list(planned_for(session.site.seen.planned, session.session_id))
+        yield from _numbers(session, accepted)
+        yield from _silence(session, accepted, leaps=bool(evidence.plan.leaps))
+
+
+def _numbers(session: SessionEvidence, accepted: list[Planned]) -> Iterator[Violation]:
+    epochs: dict[int, int] = {}
+    turns: dict[int, int] = {}
+    position = (0, 0)
+    for planned in accepted:
+        fence = planned.fence
+        if fence.position < position:
+            yield Violation("B8", f"{session.session_id}: fence {fence.position} was accepted after {position}")
+        position = max(position, fence.position)
+        expected = epochs.get(fence.epoch, 0) + 1
+        if planned.seq != expected:
+            yield Violation("B8", f"{session.session_id}: seq {planned.seq} in place of {expected}")
+        epochs[fence.epoch] = planned.seq
+        last = turns.get(fence.turn_id, 0)
+        if planned.turn_seq not in (last + 1, 1):
+            yield Violation("B8", f"{session.session_id}: turn_seq {planned.turn_seq} after {last} at {fence.position}")
+        turns[fence.turn_id] = planned.turn_seq
+
+
+def _silence(session: SessionEvidence, accepted: list[Planned], *, leaps: bool) -> Iterator[Violation]:
+    plan = session.site.plan
+    if plan.family != "resident":
+        return
+    period_s = max(plan.unit_ms, 80) / 1000
+    created = [told.at for told in session.told if isinstance(told.event, ResponseCreated)]
+    run: list[Planned] = []
+    for planned in [*accepted, None]:
+        if planned is not None and planned.silence:
+            run.append(planned)
+            continue
+        if len(run) > 2 and not leaps:
+            took = run[-1].at - run[0].at
+            if took < (len(run) - 3) * period_s - 1e-6:
+                text = f"{len(run)} units of silence within {took:.3f} s, one is due every {period_s:g} s"
+                yield Violation("B17", f"{session.session_id}: {text}")
+        # The limit is one of each answer; a model that goes on talking may begin another.
+        answers = 1 + sum(run[0].at <= at <= run[-1].at for at in created) if run else 1
+        if len(run) > plan.silence_units * answers:
+            text = (
+                f"{len(run)} units of silence in a row for {answers} answers, {plan.silence_units} are allowed for each"
+            )
+            yield Violation("B17", f"{session.session_id}: {text}")
+        run = []

@@ -1,0 +1,114 @@
+"""What a run exercised: events, decisions, ends and errors by name, and how long sessions were open."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final
+
+from duologue.engine.duplex import events
+from duologue.sim.checkers import Evidence
+from duologue.sim.trace import Trace
+from duologue.wire import server_events as wire
+
+EXPECTED: Final = (
+    "session",
+    "session.resumed",
+    "session.replaced",
+    "resync.journal_gap",
+    "resync.journal_overflow",
+    "done.completed",
+    "done.cancelled",
+    "done.failed",
+    "overlap.barge_in",
+    "overlap.drop",
+    "overlap.listen",
+    "overlap.pending",
+    "closed.client_close",
+    "closed.shutdown",
+    "closed.fault",
+    "expired.idle_ttl_expired",
+    "expired.disconnect_grace_expired",
+    "expired.request_cleanup",
+    "refused.resource_exhausted",
+    "error.input_backpressure",
+    "error.output_backpressure",
+    "error.runtime_plugin_failed",
+    "error.replica_unavailable",
+    "commit.deferred",
+    "input_timed_out",
+    "withdrawn",
+    "listen.continuation_limit",
+    "replica.death",
+    "slot.quarantined",
+)
+"""Names that a long run must not leave at zero (beside the features of the swarm)."""
+
+
+def tally(evidence: Evidence, trace: Trace) -> float:
+    """Count what a run exercised into its trace; returns the seconds that its sessions were open, all together."""
+    counts = trace.counts
+    open_s = 0.0
+    for session in evidence.sessions():
+        counts["session"] += 1
+        told = session.told
+        if told:
+            open_s += told[-1].at - told[0].at
+        for event in session.events:
+            _event(counts, event)
+    for site in evidence.sites:
+        counts["withdrawn"] += sum(len(entries) for entries in site.seen.invalidated.values())
+        for admission in site.seen.admissions:
+            if admission.refused is not None:
+                counts[f"refused.{admission.refused}"] += 1
+    for _, talks in evidence.people.values():
+        for talk in talks:
+            for heard in talk.heard:
+                _frame(counts, heard.event)
+    for name in evidence.plan.keeps:
+        counts[f"feature.{name}"] += 1
+    return open_s
+
+
+def _event(counts: Counter[str], event: events.SessionEvent) -> None:
+    match event:
+        case events.ResponseDone():
+            counts[f"done.{event.status}"] += 1
+        case events.OverlapDecided():
+            counts[f"overlap.{event.action}"] += 1
+        case events.SessionClosed():
+            counts[f"closed.{'fault' if event.fault is not None else event.reason}"] += 1
+            counts["slot.quarantined"] += not event.slot_released
+        case events.SessionExpired():
+            counts[f"expired.{event.reason}"] += 1
+            counts["slot.quarantined"] += not event.slot_released
+        case events.ErrorRaised():
+            counts[f"error.{event.code.value}"] += 1
+        case events.InputCommitted():
+            counts["commit"] += 1
+            counts["commit.deferred"] += event.deferred
+        case events.InputTimedOut():
+            counts["input_timed_out"] += 1
+        case events.ResponseListen():
+            counts[f"listen.{event.reason}"] += 1
+        case _:
+            pass
+
+
+def _frame(counts: Counter[str], event: wire.ServerEvent | None) -> None:
+    match event:
+        case wire.SessionResumed():
+            counts["session.resumed"] += 1
+        case wire.SessionReplaced():
+            counts["session.replaced"] += 1
+        case wire.ResyncRequired():
+            counts[f"resync.{event.reason}"] += 1
+        case wire.Error():
+            counts[f"wire.{event.error.code}"] += 1
+        case _:
+            pass
+
+
+def missing(counts: Mapping[str, int]) -> list[str]:
+    """Names of :data:`EXPECTED` that were never exercised."""
+    return [name for name in EXPECTED if not counts.get(name)]
