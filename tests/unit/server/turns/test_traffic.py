@@ -363,3 +363,30 @@ async def test_requests_are_counted(runtime: Runtime) -> None:
         text = place.server.metrics.render(place.server.hub, place.front.health()).decode()
         for status in ("200", "404", "gone"):
             assert f'duologue_http_requests_total{{endpoint="chat",status="{status}"}} 1.0' in text
+
+
+@virtual(limit_s=60)
+async def test_a_plugin_that_raises_fails_its_request_only(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world(runtime) as place:
+
+        def raises(*_: object) -> None:
+            raise KeyError("a mistake")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(place.pipeline.plugin, "plan_turn", raises)
+            answer = await place.chat()
+        assert (answer.status, answer.error["code"]) == (500, "runtime_plugin_failed")
+        assert "mistake" not in answer.error["message"]
+        assert (await place.chat()).status == 200
+
+
+@virtual(limit_s=60)
+async def test_a_fault_of_the_server_is_one_and_says_nothing_more(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(runtime) as place:
+        with monkeypatch.context() as patch:
+            patch.setattr(place.front._turns, "request", lambda *_: 1 / 0)
+            answer = await place.chat()
+        assert (answer.status, answer.error["code"], answer.error["type"]) == (500, "internal_error", "server_error")
+        assert "division" not in answer.error["message"]
