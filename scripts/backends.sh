@@ -46,4 +46,4 @@ export PYTHONPATH="$PWD/src:$PWD"
 export OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 export HF_HUB_OFFLINE=1 VLLM_PLUGINS= VLLM_NO_USAGE_STATS=1 RAY_USAGE_STATS_ENABLED=0
 export DUOLOGUE_TEST_BACKENDS=1
-exec "$venv/bin/python" -m pytest -p no:cacheprovider -W default "${@:-tests/backends}"
+exec "$venv/bin/python" -m pytest -p no:cacheprovider -W default -W "ignore::FutureWarning" -W "ignore::DeprecationWarning" "${@:-tests/backends}"

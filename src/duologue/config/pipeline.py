@@ -15,7 +15,7 @@ import msgspec
 from duologue.config.stage_config import ModelConfig
 from duologue.outputs import Options, SamplingParams
 
-Backend = Literal["inproc", "process", "ray"]
+Backend = Literal["inproc", "process", "ray", "vllm", "http"]
 
 _IMPORT_PATH = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
 _NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_-]*$")

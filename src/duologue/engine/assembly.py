@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from duologue.config.pipeline import PipelineConfig, StageConfig
 from duologue.engine.replicas import ReplicaFactory
 from duologue.engine.stage_pool import StagePool
-from duologue.engine.stages.contract import StageClient
+from duologue.engine.stages.contract import AsyncStage, StageClient
 from duologue.engine.stages.edge import Edge, EdgeProcessor
 from duologue.engine.stages.factory import edge_processor, make_stage
 from duologue.engine.stages.inproc import InprocClient
 from duologue.engine.stages.process import ProcessClient, WorkerSpec
 from duologue.engine.stages.ray_client import RayClient
+from duologue.engine.stages.vllm_engine import require_vllm
+from duologue.errors import ErrorCode, StageFault
 
 if TYPE_CHECKING:
     from duologue.clock import Runtime
@@ -63,9 +65,13 @@ def replica_factory(stage: StageConfig, runtime: Runtime, *, log_level: str = "i
             return partial(_process, stage, runtime, log_level)
         case "ray":
             return partial(_ray, stage, runtime, log_level)
+        case "vllm":
+            return partial(_vllm, stage, runtime, log_level)
+        case "http":
+            return partial(_http, stage, runtime)
 
 
-def _inproc(stage: StageConfig, runtime: Runtime, replica_id: int) -> StageClient:
+def _inproc(stage: StageConfig, runtime: Runtime, replica_id: int) -> InprocClient:
     del replica_id
     return InprocClient(
         make_stage(stage.factory, stage.options),
@@ -77,6 +83,21 @@ def _inproc(stage: StageConfig, runtime: Runtime, replica_id: int) -> StageClien
 
 def _process(stage: StageConfig, runtime: Runtime, log_level: str, replica_id: int) -> StageClient:
     return ProcessClient(_worker_spec(stage, log_level, replica_id), runtime=runtime)
+
+
+def _vllm(stage: StageConfig, runtime: Runtime, log_level: str, replica_id: int) -> StageClient:
+    require_vllm()  # said here, before a process is started in vain
+    return _process(stage, runtime, log_level, replica_id)
+
+
+def _http(stage: StageConfig, runtime: Runtime, replica_id: int) -> StageClient:
+    client = _inproc(stage, runtime, replica_id)
+    if not isinstance(client.stage, AsyncStage):
+        raise StageFault(
+            ErrorCode.REPLICA_UNAVAILABLE,
+            f"The stage backend 'http' runs asynchronous stage code only, and {stage.factory} is not: choose process.",
+        )
+    return client
 
 
 def _ray(stage: StageConfig, runtime: Runtime, log_level: str, replica_id: int) -> StageClient:

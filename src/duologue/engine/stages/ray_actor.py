@@ -21,7 +21,8 @@ from typing import Final
 import msgspec
 
 from duologue.engine.stages.factory import make_stage
-from duologue.engine.stages.frames import Configure, Output, Stop, ToWorker, to_worker
+from duologue.engine.stages.frames import Configure, Output, Returned, Stop, ToWorker, to_worker
+from duologue.engine.stages.piece import CallResult
 from duologue.engine.stages.worker import SWITCH_INTERVAL_S, handle, start_stage
 from duologue.engine.stages.works import Key, Works
 from duologue.errors import ErrorCode
@@ -60,6 +61,18 @@ class Outbox:
             reason = StageError(ErrorCode.PAYLOAD_UNENCODABLE.value, f"An output of the stage can't be sent: {error}")
             failed = RequestOutput(request_id=output.request_id, finish_reason="error", error=reason)
             data = _ENCODER.encode(Output(number, failed))
+        self._add(data)
+
+    def answer(self, number: int, result: CallResult) -> None:
+        """Add what came of a call, as :meth:`push` does."""
+        try:
+            data = _ENCODER.encode(Returned(number, result.value, result.error))
+        except (TypeError, ValueError, OverflowError) as error:
+            reason = StageError(ErrorCode.PAYLOAD_UNENCODABLE.value, f"The answer of the stage can't be sent: {error}")
+            data = _ENCODER.encode(Returned(number, None, reason))
+        self._add(data)
+
+    def _add(self, data: bytes) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._bytes < self._most_bytes or self._closed)
             self._items.append(data)
@@ -142,8 +155,8 @@ class StageActor:
             if shutdown is not None:
                 shutdown()
         elif self._works is not None and not isinstance(message, Configure):
-            handle(message, self._works, _no_answer)
+            handle(message, self._works, _no_pong, self._outbox.answer)
 
 
-def _no_answer() -> None:
+def _no_pong() -> None:
     """A ping needs no pong: fetching is the heartbeat."""

@@ -23,12 +23,29 @@ import msgspec
 
 from duologue.config.pipeline import RayPlacement
 from duologue.engine.stages.contract import StageClient, StageSink
-from duologue.engine.stages.frames import Abort, Configure, Output, Stop, Submit, ToWorker, Update, from_worker
+from duologue.engine.stages.frames import (
+    Abort,
+    Call,
+    Configure,
+    FromWorker,
+    Output,
+    Pong,
+    Ready,
+    Returned,
+    StartFailed,
+    Stop,
+    Submit,
+    ToWorker,
+    Update,
+    from_worker,
+)
+from duologue.engine.stages.piece import CallResult, value_of
 from duologue.engine.stages.process import WorkerSpec
+from duologue.engine.stages.process_end import OWN_PROCESS
 from duologue.engine.stages.ray_actor import WINDOW, StageActor
 from duologue.errors import ClientFault, ErrorCode, StageFault
 from duologue.log import init_logger
-from duologue.outputs import RequestOutput, StageRequest
+from duologue.outputs import RequestOutput, StageError, StageRequest
 
 if TYPE_CHECKING:
     from duologue.clock import Runtime
@@ -80,6 +97,7 @@ class RayClient(StageClient):
         self._listener: asyncio.Task[None] | None = None
         self._numbers: dict[str, int] = {}
         self._live: dict[int, str] = {}
+        self._calls: dict[int, asyncio.Future[CallResult]] = {}
         self._last_number = 0
         self._sent = 0
         self._taken = 0
@@ -139,7 +157,7 @@ class RayClient(StageClient):
             options["scheduling_strategy"] = strategies.NodeAffinitySchedulingStrategy(placement.node, soft=False)
         elif placement.node is not None:
             resources[f"node:{placement.node}"] = _NODE_SHARE
-        environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **self._spec.environment}
+        environment = {OWN_PROCESS: "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **self._spec.environment}
         remote = self._ray.remote(concurrency_groups={"input": 1, "output": 1})(StageActor)
         self._actor = remote.options(
             num_cpus=placement.cpus,
@@ -216,11 +234,20 @@ class RayClient(StageClient):
             if self._sent - taken < WINDOW:
                 self._room.set()
             for data in batch:
-                message = from_worker.decode(data)
-                if isinstance(message, Output):
-                    self._take(message.number, message.output)
+                self._take(from_worker.decode(data))
 
-    def _take(self, number: int, output: RequestOutput) -> None:
+    def _take(self, message: FromWorker) -> None:
+        match message:
+            case Output(number, output):
+                self._take_output(number, output)
+            case Returned(number, value, error):
+                answer = self._calls.get(number)
+                if answer is not None and not answer.done():  # else whoever asked has given it up
+                    answer.set_result(CallResult(value, error))
+            case Ready() | StartFailed() | Pong():
+                pass  # what these say, an actor says by returning
+
+    def _take_output(self, number: int, output: RequestOutput) -> None:
         request_id = self._live.get(number)
         if request_id is None:
             return  # aborted while the output was under way
@@ -245,6 +272,10 @@ class RayClient(StageClient):
     def _forget_requests(self) -> None:
         self._numbers.clear()
         self._live.clear()
+        gone = self._not_running()
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_result(CallResult(error=StageError(gone.code.value, gone.message)))
 
     # ---------------------------------------------------------------- requests
 
@@ -275,9 +306,23 @@ class RayClient(StageClient):
         if numbers and self.healthy:
             self._send(Abort(tuple(numbers)))
 
+    async def call(self, method: str, args: tuple[Any, ...]) -> object:
+        self._check_up()
+        number = self._last_number + 1
+        self._send(Call(number, method, args))
+        self._last_number = number
+        answer = self._calls[number] = asyncio.get_running_loop().create_future()
+        try:
+            return value_of(await answer)
+        finally:
+            del self._calls[number]
+
     def _check_up(self) -> None:
         if not self.healthy:
-            raise StageFault(ErrorCode.REPLICA_UNAVAILABLE, f"Actor {self._spec.name} is not running.")
+            raise self._not_running()
+
+    def _not_running(self) -> StageFault:
+        return StageFault(ErrorCode.REPLICA_UNAVAILABLE, f"Actor {self._spec.name} is not running.")
 
     def _send(self, message: ToWorker) -> None:
         try:

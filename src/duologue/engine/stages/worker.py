@@ -45,6 +45,7 @@ from duologue.engine.stages.frames import (
     to_worker,
 )
 from duologue.engine.stages.piece import CallResult
+from duologue.engine.stages.process_end import mark_own_process
 from duologue.engine.stages.works import Done, Key, Push, TaskWorks, ThreadedWorks, Works
 from duologue.errors import ErrorCode
 from duologue.log import configure_logging, init_logger
@@ -209,6 +210,7 @@ def main(arguments: Sequence[str]) -> None:
     parent_pid, connection, incoming, outgoing = (int(argument) for argument in arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(parent_pid)
+    mark_own_process()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # What stage code prints belongs to the log, and the log is standard error.
     sys.stdout = sys.stderr

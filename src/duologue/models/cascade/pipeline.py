@@ -7,7 +7,15 @@ from duologue.outputs import Options, SamplingParams
 
 _STAGES = "duologue.models.cascade.stages"
 _EDGES = "duologue.models.cascade.edges"
-_MODEL_OPTIONS = ("language_model", "endpoint_model", "api_key_variable", "slots", "context_tokens", "threads")
+_MODEL_OPTIONS = (
+    "language_model",
+    "endpoint_model",
+    "api_key_variable",
+    "slots",
+    "context_tokens",
+    "threads",
+    "kv_cache_bytes",
+)
 OPTIONS = ("models_dir", "partials", *_MODEL_OPTIONS)
 """Options of ``model.options`` that the cascade knows."""
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from duologue.engine.stages.contract import Stage, StageControl
+from duologue.engine.stages.contract import PREWARM, Stage, StageControl
 from duologue.models.cascade import persona
 from duologue.models.cascade.chat import ChatMessage, Completion, FinishReason, GenerationError, Generator, Role
 from duologue.models.cascade.chat_endpoint import ChatEndpoint
@@ -29,6 +29,8 @@ from duologue.models.cascade.recogniser import LONGEST_S, Recogniser
 from duologue.models.cascade.sentences import SentenceSplitter
 from duologue.models.cascade.synthesiser import RATE_HZ as VOICE_RATE_HZ
 from duologue.models.cascade.synthesiser import Synthesiser
+from duologue.models.cascade.vllm_model import SCHEME as VLLM
+from duologue.models.cascade.vllm_model import VllmLanguageModel, settings_for
 from duologue.outputs import AudioMark, RequestOutput, StageRequest
 from duologue.outputs import FinishReason as OutputFinish
 
@@ -153,8 +155,10 @@ class RespondStage(Stage[Asked]):
         slots: int = 4,
         context_tokens: int = 2048,
         threads: int = 1,
+        kv_cache_bytes: int = 1 << 30,
     ) -> None:
-        """``language_model``: a GGUF file, or the base URL of an OpenAI-compatible endpoint; ``None``: the embedded one."""
+        """``language_model``: a GGUF file, ``vllm:`` and a model folder, or the base URL of an OpenAI-compatible endpoint;
+        ``None``: the embedded one. ``kv_cache_bytes`` concerns vLLM only."""
         self.concurrency = slots
         self._models_dir = models_dir
         self._language_model = language_model
@@ -163,6 +167,7 @@ class RespondStage(Stage[Asked]):
         self._slot_count = slots
         self._context_tokens = context_tokens
         self._threads = threads
+        self._kv_cache_bytes = kv_cache_bytes
 
     def load(self) -> None:
         self._slots = Slots(self._slot_count)
@@ -181,6 +186,14 @@ class RespondStage(Stage[Asked]):
             return ChatEndpoint(
                 named, self._endpoint_model, api_key=os.environ.get(self._api_key_variable), slots=self._slot_count
             )
+        if named is not None and named.startswith(VLLM):
+            settings = settings_for(
+                named,
+                slots=self._slot_count,
+                context_tokens=self._context_tokens,
+                kv_cache_bytes=self._kv_cache_bytes,
+            )
+            return VllmLanguageModel(settings)
         path = Path(named).expanduser() if named else models_folder(self._models_dir) / MODEL_FILE
         return LanguageModel(path, slots=self._slot_count, context_tokens=self._context_tokens, threads=self._threads)
 
@@ -214,7 +227,7 @@ class RespondStage(Stage[Asked]):
         budget = max(64, self._context_tokens - request.params.max_tokens - 320)
         messages = persona.compose(instructions, fit_history(history, budget))
         slot = self._slots.take(state.key)
-        if prompt.options.get(PREFILL) is True:
+        if prompt.options.get(PREFILL) is True or prompt.options.get(PREWARM) is True:
             state.reading = threading.Event()
             threading.Thread(target=self._read, args=(slot, messages, state.reading), name="read", daemon=True).start()
             return
@@ -408,6 +421,8 @@ class SpeakStage(Stage[Spoken]):
 
     def process(self, state: Spoken, request: StageRequest, control: StageControl) -> Iterator[RequestOutput]:
         prompt = request.prompt
+        if prompt.options.get(PREWARM) is True:
+            return  # the request is announced; there is nothing to say yet
         state.sentences += 1
         speech = self._voice.synthesize(
             prompt.text,
