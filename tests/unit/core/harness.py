@@ -107,6 +107,7 @@ class World:
     takes: bool = True
     complete: float = 0.9
     seed: str = "seed"
+    opened: bool = True
     now: float = 100.0
     events: list[SessionEvent] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
@@ -133,7 +134,8 @@ class World:
             model_state=DuplexModelSessionState(),
             now=self.now,
         )
-        self.apply(Opened())
+        if self.opened:
+            self.apply(Opened())
 
     @property
     def state(self) -> SessionState:

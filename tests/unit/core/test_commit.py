@@ -19,12 +19,13 @@ from duologue.engine.duplex.core.items import DetectorFailed
 from duologue.engine.duplex.events import (
     ErrorRaised,
     InputCommitted,
+    OverlapDecided,
     ResponseCreated,
     ResponseDone,
     SpeechStarted,
     SpeechStopped,
 )
-from duologue.engine.duplex.results import TurnEnded
+from duologue.engine.duplex.results import TurnEnded, UserTranscript
 from duologue.errors import ErrorCode
 from tests.unit.core.harness import MANUAL, PLAIN, VAD, World, audio, speech
 
@@ -157,6 +158,21 @@ def test_the_turn_of_a_commit_under_way_is_not_refused_for_its_own_sake() -> Non
     world.answer_all()
     assert len(world.of(InputCommitted)) == 1 and len(world.of(ResponseCreated)) == 1
     assert [e.code for e in world.of(ErrorRaised)] == [ErrorCode.INPUT_AUDIO_BUFFER_EMPTY]
+
+
+def test_an_explicit_commit_is_never_taken_for_an_acknowledgement() -> None:
+    """Decision 10: nor refused because audio is still playing. It waits for the answer that it did not interrupt."""
+    world = World(VAD)
+    world.say("S" * 20 + "." * 16)
+    world.reply("A long answer.", 4_000)
+    world.advance(1.0)
+    world.say("S" * 9)
+    world.speak(UserTranscript(text="yes", final=False))
+    world.send(CommitAudio(create_response=True))
+    assert world.last(InputCommitted).deferred and not world.of(ErrorRaised)
+    assert [e.action for e in world.of(OverlapDecided)] == ["pending", "listen"]
+    world.advance(5.0)
+    assert world.last(ResponseDone).status == "completed" and len(world.of(ResponseCreated)) == 2
 
 
 def test_a_commit_without_an_answer_takes_nobodys_place() -> None:

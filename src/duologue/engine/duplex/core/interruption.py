@@ -29,8 +29,8 @@ def _speech_ms(s: SessionState, turn: UserTurn) -> int:
     return max(0, s.audio.ms(end - turn.onset) - silence_ms)
 
 
-def evaluate(s: SessionState, *, waited: bool = False, ended: bool = False) -> None:
-    """Decide on speech during an answer, if enough is known."""
+def evaluate(s: SessionState, *, waited: bool = False, ended: bool = False, kept: bool = False) -> None:
+    """Decide on speech during an answer, if enough is known. ``kept``: it is a turn of its own in any case."""
     overlap, turn = s.overlap, s.turn
     if overlap is None or turn is None:
         return
@@ -47,6 +47,8 @@ def evaluate(s: SessionState, *, waited: bool = False, ended: bool = False) -> N
         waited=waited or s.now >= overlap.decide_at,
         can_interrupt=s.capabilities.supports_barge_in,
     )
+    if kept and verdict.action == "drop":
+        verdict = Verdict("listen", verdict.reason)
     _apply_verdict(s, overlap, turn, verdict)
 
 
@@ -99,9 +101,9 @@ def _take_turn(s: SessionState, onset_at: float) -> None:
     cancel.cancel(s, cancel.SPEECH, onset_at=onset_at)
 
 
-def settle_at_end(s: SessionState, turn: UserTurn) -> bool:
+def settle_at_end(s: SessionState, turn: UserTurn, *, kept: bool = False) -> bool:
     """The speech is over and still undecided: decide now. False if the turn was dropped."""
-    evaluate(s, ended=True, waited=True)
+    evaluate(s, ended=True, waited=True, kept=kept)
     if s.turn is not turn:
         return False
     if s.overlap is not None:

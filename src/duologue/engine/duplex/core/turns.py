@@ -311,8 +311,8 @@ def resolve_commit_wait(s: SessionState) -> None:
         if turn.state == "provisional":
             hearing.drop_turn_request(s, turn)
         turn.end = wait.end  # the client's word: everything up to here, and nothing that came after
-        if s.overlap is not None and not interruption.settle_at_end(s, turn):
-            return
+        if s.overlap is not None:
+            interruption.settle_at_end(s, turn, kept=True)
         commit_turn(s, turn, create_response=wait.create_response)
         return
     start = s.resident.committed_to if s.auto_responds else s.audio.floor
