@@ -337,6 +337,7 @@ async def test_who_makes_more_than_is_read_is_stopped(runtime: Runtime) -> None:
     async with world(runtime, script, limits=limits) as place:
         call = place.call(SPEECH, json.dumps({"input": "One."}).encode(), stuck=True)
         await asyncio.sleep(30)
+        assert place.pipeline.stages[2].chunks < 60, "the stage was stopped, half-way"  # type: ignore[attr-defined]
         call.moving.set()
         answer = await call.task
         assert answer.cut
