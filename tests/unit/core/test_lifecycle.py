@@ -213,3 +213,18 @@ def test_a_turn_signal_never_ends_a_session(name: str) -> None:
     assert world.core.phase == "open" and len(world.of(ResponseCreated)) == 1 and not world.of(ResponseDone)
     world.send(SignalTurn(name="cancel"))
     assert world.last(ResponseDone).status == "cancelled"
+
+
+def test_the_stages_are_cleaned_even_if_the_terminal_was_claimed_first() -> None:
+    """Decision 5: whatever the order, what the stages hold is named once."""
+    world = World(MANUAL)
+    world.append(audio("S" * 20))
+    world.send_turn("A long answer.", 5_000, end=False)
+    live = world.core.live_request_ids()
+    world.send(CloseSession())
+    world.apply(TerminalClaimed())
+    world.close()
+    world.close()
+    named = [request_id for cleanup in world.cleanups for request_id in cleanup.request_ids]
+    assert len(world.cleanups) == 1 and set(live) <= {*named, *world.aborted}
+    assert not world.core.live_request_ids()

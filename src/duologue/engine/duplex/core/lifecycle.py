@@ -244,7 +244,7 @@ def close_requested(s: SessionState, item: CloseRequested) -> None:
         if item.fault is not None:
             s.error(item.fault, item.message or "The session ended because of a fault.")
         begin_close(s)
-    if s.phase == "closing" and not s.cleanup_started:
+    if not s.cleanup_started:  # also if the terminal was claimed before: what the stages hold is cleaned in any case
         s.cleanup_started = True
         ids = tuple(dict.fromkeys([*s.requests.clear(), *s.tail.orphans.values()]))
         s.tail.void()
