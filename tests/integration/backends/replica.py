@@ -15,6 +15,7 @@ from duologue.engine.stages.factory import make_stage
 from duologue.engine.stages.inproc import InprocClient
 from duologue.engine.stages.process import ProcessClient, WorkerSpec
 from duologue.outputs import RequestOutput, SamplingParams, StagePrompt, StageRequest
+from tests.integration.backends.endpoint import fake_endpoint
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 STAGES = "tests.integration.backends.stages"
@@ -46,6 +47,10 @@ class Recorder:
 
     def of(self, request_id: str) -> list[RequestOutput]:
         return [output for output in self.outputs if output.request_id == request_id]
+
+    def text_of(self, request_id: str) -> str:
+        """All text of a request: how it is cut into outputs is the stage's business."""
+        return "".join(output.text for output in self.of(request_id))
 
     def ended(self, request_id: str) -> bool:
         return any(output.finished or output.error is not None for output in self.of(request_id))
@@ -92,6 +97,10 @@ def piece(request_id: str, text: str, *, final: bool = True, audio: bytes = b"")
 @asynccontextmanager
 async def replica(backend: str, stage: str, **changes: object) -> AsyncIterator[Replica]:
     """A running replica; closed in any case, and nothing of the runtime may be left."""
+    if backend == "http":
+        async with fake_endpoint() as fake, replica("inproc", stage, options={"base_url": fake.base_url}) as one:
+            yield one
+        return
     runtime = AsyncioRuntime()
     client: StageClient
     if backend == "process":

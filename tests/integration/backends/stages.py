@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from duologue.engine.stages.contract import AsyncStage, Stage, StageControl, no_such_call
+from duologue.engine.stages.http import ChatStage, Conversation
 from duologue.errors import ErrorCode, StageFault
 from duologue.outputs import RequestOutput, StageRequest
 
@@ -165,6 +166,30 @@ class Asynchronous(Puppet, AsyncStage[State]):
 
     async def call(self, method: str, args: tuple[Any, ...]) -> object:
         return self.answer(method, args)
+
+
+class PuppetChat(ChatStage):
+    """The endpoint on the other side is the puppet; what was opened and closed is counted here."""
+
+    def __init__(self, *, base_url: str) -> None:
+        super().__init__(base_url=base_url, connections=256)
+        self.counts = Counts()
+
+    def open(self, request: StageRequest) -> Conversation:
+        self.counts.opened += 1
+        return super().open(request)
+
+    def close(self, state: Conversation) -> None:
+        self.counts.closed += 1
+
+    async def process(
+        self, state: Conversation, request: StageRequest, control: StageControl
+    ) -> AsyncIterator[RequestOutput]:
+        if request.prompt.text == "ledger":
+            yield _out(request, f"{self.counts.opened} {self.counts.closed}", finished=True)
+            return
+        async for output in super().process(state, request, control):
+            yield output
 
 
 def not_a_stage() -> object:

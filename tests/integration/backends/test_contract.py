@@ -17,10 +17,14 @@ BACKENDS = [
     ("process", "Parallel"),
     ("process", "Asynchronous"),
 ]
+ENDPOINTS = [("http", "PuppetChat")]
 # `make test-backends` runs the same tests over Ray, in an environment that has it.
 if os.environ.get("DUOLOGUE_TEST_BACKENDS"):
     BACKENDS = [("ray", "Parallel"), ("ray", "Asynchronous")]
-every_backend = pytest.mark.parametrize(("backend", "stage"), BACKENDS)
+    ENDPOINTS = []
+every_backend = pytest.mark.parametrize(("backend", "stage"), [*BACKENDS, *ENDPOINTS])
+every_runner = pytest.mark.parametrize(("backend", "stage"), BACKENDS)
+"""Without endpoints: they run no stage code of ours, and carry no audio in a chat."""
 
 
 async def settled(one: Replica, *, opened: int) -> None:
@@ -58,7 +62,7 @@ def test_pieces_of_a_request_are_worked_on_one_after_the_other(backend: str, sta
                 await one.update("r", "count 20")
             await one.update("r", "count 20", final=True)
             await one.sink.until(lambda: one.sink.ended("r"))
-            assert [output.text for output in one.sink.of("r")][:-1] == [
+            assert [output.text for output in one.sink.of("r") if output.text] == [
                 f"{number}.{n}" for number in range(1, 6) for n in range(20)
             ]
             await one.update("r", "count 3")  # it is over: ignored
@@ -73,7 +77,7 @@ def test_nothing_is_pushed_after_an_abort_and_the_state_is_closed_once(backend: 
     async def scenario() -> None:
         async with replica(backend, stage) as one:
             await one.submit("idle", "echo x", final=False)
-            await one.sink.until(lambda: len(one.sink.of("idle")) == 1)
+            await one.sink.until(lambda: len(one.sink.of("idle")) >= 1)
             await one.submit("flood", "flood", final=False)
             await one.sink.until(lambda: len(one.sink.of("flood")) > 30)
             await one.update("flood", "echo later")
@@ -95,7 +99,9 @@ def test_an_id_may_be_used_again_after_an_abort(backend: str, stage: str) -> Non
             await one.client.abort(["r"])
             del one.sink.outputs[:]
             outputs = await one.ask("r", "echo fresh")
-            assert [output.text for output in outputs] == ["fresh"], "nothing of the old request gets into the new one"
+            assert "".join(output.text for output in outputs) == "fresh", (
+                "nothing of the old request gets into the new one"
+            )
 
     play(scenario)
 
@@ -108,17 +114,17 @@ def test_an_error_ends_its_request_and_no_other(backend: str, stage: str) -> Non
             before, failed = await one.ask("r", "raise boom")
             assert before.text == "before"
             assert failed.error is not None
-            assert failed.error.message == "RuntimeError: boom"
+            assert "boom" in failed.error.message
             assert not failed.finished
             await one.update("other", "echo fine", final=True)
             await one.sink.until(lambda: one.sink.ended("other"))
-            assert one.sink.of("other")[-1].text == "fine"
+            assert one.sink.text_of("other").endswith("fine")
             await settled(one, opened=2)
 
     play(scenario)
 
 
-@every_backend
+@every_runner
 def test_audio_of_any_size_arrives_as_it_was(backend: str, stage: str) -> None:
     async def scenario() -> None:
         async with replica(backend, stage) as one:
@@ -136,13 +142,13 @@ def test_many_requests_at_once_keep_apart(backend: str, stage: str) -> None:
         async with replica(backend, stage) as one:
             names = [f"r{number}" for number in range(200)]
             await asyncio.gather(*(one.submit(name, f"echo {name}") for name in names))
-            await one.sink.until(lambda: len(one.sink.outputs) == len(names))
-            assert {output.request_id: output.text for output in one.sink.outputs} == {name: name for name in names}
+            await one.sink.until(lambda: all(one.sink.ended(name) for name in names))
+            assert {name: one.sink.text_of(name) for name in names} == {name: name for name in names}
 
     play(scenario)
 
 
-@every_backend
+@every_runner
 def test_options_and_sampling_reach_the_stage(backend: str, stage: str) -> None:
     async def scenario() -> None:
         async with replica(backend, stage, options={"greeting": "hi"}) as one:
@@ -182,7 +188,7 @@ def test_a_closed_replica_takes_nothing_and_closing_again_is_harmless(backend: s
     play(scenario)
 
 
-@every_backend
+@every_runner
 def test_a_stage_that_cannot_load_says_why(backend: str, stage: str) -> None:
     async def scenario() -> None:
         async with replica(backend, stage, options={"load": "fail"}):

@@ -19,14 +19,18 @@ import msgspec
 
 from duologue.engine.stages.contract import PREWARM, Stage, StageControl
 from duologue.models.cascade import persona
-from duologue.models.cascade.chat import ChatMessage, Completion, FinishReason, GenerationError, Generator, Role
-from duologue.models.cascade.chat_endpoint import ChatEndpoint
-from duologue.models.cascade.context import fit_history
-from duologue.models.cascade.edges import PREFILL
+from duologue.models.cascade.asked import (
+    compose_prompt,
+    history_of,
+    nothing_asked,
+    read_ahead,
+    sentence_splitter,
+    wants_deltas,
+)
+from duologue.models.cascade.chat import ChatMessage, Completion, FinishReason, GenerationError, Generator
 from duologue.models.cascade.language_model import MODEL_FILE, ContextOverflowError, LanguageModel
 from duologue.models.cascade.quiet import RATE_HZ
 from duologue.models.cascade.recogniser import LONGEST_S, Recogniser
-from duologue.models.cascade.sentences import SentenceSplitter
 from duologue.models.cascade.synthesiser import RATE_HZ as VOICE_RATE_HZ
 from duologue.models.cascade.synthesiser import Synthesiser
 from duologue.models.cascade.vllm_model import SCHEME as VLLM
@@ -38,8 +42,6 @@ PROMPT_LOG = "DUOLOGUE_PROMPT_LOG"
 """Environment variable naming a file to which every prompt is appended as a JSON line. For debugging; off by default."""
 
 _IDLE_S = 1.0  # how long nobody must have worked before slots are warmed
-_FIRST_CLAUSE_CHARS = 24
-_FIRST_LONGEST_CHARS = 72  # about four seconds of speech: enough to play while the rest is made
 _LONGEST_PARTIAL_S = 12.0  # beyond this a guess costs more than it tells
 
 
@@ -150,20 +152,16 @@ class RespondStage(Stage[Asked]):
         *,
         models_dir: str | None = None,
         language_model: str | None = None,
-        endpoint_model: str = "default",
-        api_key_variable: str = "OPENAI_API_KEY",
         slots: int = 4,
         context_tokens: int = 2048,
         threads: int = 1,
         kv_cache_bytes: int = 1 << 30,
     ) -> None:
-        """``language_model``: a GGUF file, ``vllm:`` and a model folder, or the base URL of an OpenAI-compatible endpoint;
-        ``None``: the embedded one. ``kv_cache_bytes`` concerns vLLM only."""
+        """``language_model``: a GGUF file, or ``vllm:`` and a model folder; ``None``: the embedded one. ``kv_cache_bytes``
+        concerns vLLM only. (An endpoint's URL is :class:`duologue.models.cascade.remote.RemoteRespondStage`'s business.)"""
         self.concurrency = slots
         self._models_dir = models_dir
         self._language_model = language_model
-        self._endpoint_model = endpoint_model
-        self._api_key_variable = api_key_variable
         self._slot_count = slots
         self._context_tokens = context_tokens
         self._threads = threads
@@ -182,10 +180,6 @@ class RespondStage(Stage[Asked]):
 
     def _make_model(self) -> Generator:
         named = self._language_model
-        if named is not None and named.startswith(("http://", "https://")):
-            return ChatEndpoint(
-                named, self._endpoint_model, api_key=os.environ.get(self._api_key_variable), slots=self._slot_count
-            )
         if named is not None and named.startswith(VLLM):
             settings = settings_for(
                 named,
@@ -218,25 +212,21 @@ class RespondStage(Stage[Asked]):
     def process(self, state: Asked, request: StageRequest, control: StageControl) -> Iterator[RequestOutput]:
         prompt = request.prompt
         state.reading.set()
-        if not prompt.messages and not prompt.options:
-            # The end of an input that came to nothing: what was read ahead is not answered.
+        if nothing_asked(prompt):
             yield RequestOutput(request_id=request.request_id, finished=True, finish_reason="stop")
             return
-        history = [ChatMessage(Role(said.role), said.text) for said in prompt.messages if said.role != "tool"]
-        instructions = str(prompt.options.get("instructions") or "")
-        budget = max(64, self._context_tokens - request.params.max_tokens - 320)
-        messages = persona.compose(instructions, fit_history(history, budget))
+        history = history_of(prompt)
+        messages = compose_prompt(prompt, history, request.params, self._context_tokens)
         slot = self._slots.take(state.key)
-        if prompt.options.get(PREFILL) is True or prompt.options.get(PREWARM) is True:
+        if read_ahead(prompt):
             state.reading = threading.Event()
             threading.Thread(target=self._read, args=(slot, messages, state.reading), name="read", daemon=True).start()
             return
         self._write_prompt(state.key, request, history)
         generation = _Generation(self._model, slot, request, control)
-        deltas = prompt.options.get("deltas") is True
         with self._work:
             generation.start(messages)
-            yield from _pieces(request.request_id, generation, sentences=not deltas)
+            yield from _pieces(request.request_id, generation, sentences=not wants_deltas(prompt))
 
     def _read(self, slot: int, messages: Sequence[ChatMessage], stop: threading.Event) -> None:
         """Compute what is likely to be asked into the slot, until the real question comes."""
@@ -363,7 +353,7 @@ class _Generation:
 
 def _pieces(request_id: str, generation: _Generation, *, sentences: bool) -> Iterator[RequestOutput]:
     """The generation as outputs; the last one ends the request."""
-    splitter = SentenceSplitter(first_clause_chars=_FIRST_CLAUSE_CHARS, first_longest_chars=_FIRST_LONGEST_CHARS)
+    splitter = sentence_splitter()
     try:
         for item in generation:
             if isinstance(item, Completion):

@@ -1,0 +1,55 @@
+"""What the cascade asks its language model, and how the answer is cut, wherever the model runs.
+
+Rules kept here: the same conversation gives the same prompt on every backend; an answer is cut into sentences for the voice,
+the first as early as sensible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from duologue.engine.stages.contract import PREWARM
+from duologue.models.cascade import persona
+from duologue.models.cascade.chat import ChatMessage, Role
+from duologue.models.cascade.context import fit_history
+from duologue.models.cascade.edges import PREFILL
+from duologue.models.cascade.sentences import SentenceSplitter
+from duologue.outputs import SamplingParams, StagePrompt
+
+_FIRST_CLAUSE_CHARS = 24
+_FIRST_LONGEST_CHARS = 72  # about four seconds of speech: enough to play while the rest is made
+_PERSONA_TOKENS = 320  # what stands before the conversation, at most
+_LEAST_TOKENS = 64
+
+
+def nothing_asked(prompt: StagePrompt) -> bool:
+    """Whether this is the end of an input that came to nothing: what was read ahead is not answered."""
+    return not prompt.messages and not prompt.options
+
+
+def read_ahead(prompt: StagePrompt) -> bool:
+    """Whether this piece only says what is likely to be asked."""
+    return prompt.options.get(PREFILL) is True or prompt.options.get(PREWARM) is True
+
+
+def wants_deltas(prompt: StagePrompt) -> bool:
+    """Whether the answer is only read, so that it need not be cut into sentences."""
+    return prompt.options.get("deltas") is True
+
+
+def history_of(prompt: StagePrompt) -> list[ChatMessage]:
+    """The conversation, without what tools said."""
+    return [ChatMessage(Role(said.role), said.text) for said in prompt.messages if said.role != "tool"]
+
+
+def compose_prompt(
+    prompt: StagePrompt, history: Sequence[ChatMessage], params: SamplingParams, context_tokens: int
+) -> list[ChatMessage]:
+    """The whole prompt: who the assistant is, and as much of the conversation as fits beside the answer."""
+    budget = max(_LEAST_TOKENS, context_tokens - params.max_tokens - _PERSONA_TOKENS)
+    return persona.compose(str(prompt.options.get("instructions") or ""), fit_history(history, budget))
+
+
+def sentence_splitter() -> SentenceSplitter:
+    """What cuts an answer for the voice."""
+    return SentenceSplitter(first_clause_chars=_FIRST_CLAUSE_CHARS, first_longest_chars=_FIRST_LONGEST_CHARS)
