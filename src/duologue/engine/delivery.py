@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from duologue.engine.requests import OrchestratorRequestState, build_engine_core_request_from_tokens
 from duologue.engine.stage_pool import StagePool
+from duologue.engine.stages.contract import PREWARM
 from duologue.engine.stages.edge import Topology
 from duologue.errors import ErrorCode, StageFault
 from duologue.outputs import StagePrompt, StageRequest
@@ -98,5 +99,13 @@ class Delivery:
 
 
 def placeholder(prompt: StagePrompt) -> StagePrompt:
-    """The empty first piece of a stage that is opened ahead of its input; it carries the option ``prewarm``."""
-    return StagePrompt(final=False, session_key=prompt.session_key, options={"prewarm": True})
+    """The first piece of a stage that is opened ahead of its input: what is known of the request and is not input.
+
+    It carries the option :data:`PREWARM`. A stage makes ready what it can (reads the conversation, say) and answers nothing.
+    """
+    return StagePrompt(
+        final=False,
+        messages=prompt.messages,
+        session_key=prompt.session_key,
+        options={**prompt.options, PREWARM: True},
+    )

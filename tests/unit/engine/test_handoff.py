@@ -12,9 +12,9 @@ from duologue.engine.orchestrator import Orchestrator
 from duologue.engine.requests import OrchestratorRequestState
 from duologue.engine.stages.edge import NOTHING, Edge, EdgeInput, EdgeResult, Topology, pass_on
 from duologue.engine.stages.inproc import InprocClient
-from duologue.outputs import RequestOutput, StagePrompt, StageRequest
+from duologue.outputs import ChatMessage, RequestOutput, StagePrompt, StageRequest
 from duologue.sim.loop import VirtualRuntime, virtual
-from tests.unit.engine.rig import Rig, StageSpec, running, said
+from tests.unit.engine.rig import Rig, Script, StageSpec, echo, running, said
 
 
 def sentences(request: StageRequest) -> list[RequestOutput | float]:
@@ -174,6 +174,34 @@ async def test_a_later_stage_opened_ahead_answers_while_the_first_still_works(ru
         assert "r" in rig.orchestrator.request_states
         await asyncio.sleep(2)
         assert rig.text("r") == "onetwo"
+        assert rig.endings() == {"r": 1}
+
+
+@virtual
+async def test_the_last_of_three_stages_speaks_while_the_first_still_generates(runtime: VirtualRuntime) -> None:
+    def sentences(request: StageRequest) -> list[RequestOutput | float]:
+        steps: list[RequestOutput | float] = []
+        for number in range(4):
+            steps += [1.0, said(request, f"s{number}", segment_finished=True)]
+        return [*steps, said(request, finished=True)]
+
+    def ready_after(work_s: float) -> Script:
+        def script(request: StageRequest) -> list[RequestOutput | float]:
+            if request.prompt.options.get("prewarm"):
+                assert request.prompt.messages == (ChatMessage("user", "hello"),), "what is known already"
+                return [0.9]
+            return [work_s, *echo(request)]
+
+        return script
+
+    stages = [StageSpec(sentences, final_output=True), StageSpec(ready_after(0.1)), StageSpec(ready_after(0.1))]
+    edges = [Edge(source=n, target=n + 1, processor=pass_on, prewarm=True) for n in range(2)]
+    async with running(Rig(runtime, stages, edges=edges, async_chunk=True)) as rig:
+        rig.add("r", prompt={"messages": (ChatMessage("user", "hello"),)})
+        await asyncio.sleep(10)
+        order = [(message.stage_id, message.output.text) for message in rig.outputs("r") if message.output.text]
+        assert order.index((2, "s0")) < order.index((0, "s1")), "before the first stage has said its second sentence"
+        assert [text for stage_id, text in order if stage_id == 2] == ["s0", "s1", "s2", "s3"]
         assert rig.endings() == {"r": 1}
 
 

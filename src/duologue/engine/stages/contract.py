@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import abc
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from duologue.config.stage_config import ModelConfig
 from duologue.errors import ClientFault, ErrorCode
 from duologue.outputs import RequestOutput, SamplingParams, StageRequest
+
+PREWARM: Final = "prewarm"
+"""Option of a piece that only announces a request, before there is any input: make ready, and answer nothing."""
 
 StateT = TypeVar("StateT")
 
