@@ -2,8 +2,8 @@
 
 Chat obeys the last user message: ``echo TEXT``, ``count N``, ``flood`` (until the client goes), ``raise CODE``, ``mute``,
 ``hang``, ``refuse STATUS``, ``drop`` (the connection, in mid-answer), ``garbage``, ``trail`` (off without an end). Speech
-makes 10 ms of audio per character; a transcription tells what was uploaded. All that is known of a connection is kept, so that a test can ask whether it was
-closed.
+makes 10 ms of audio per character; a transcription tells what was uploaded. All that is known of a connection is kept, so
+that a test can ask whether it was closed.
 """
 
 from __future__ import annotations

@@ -303,7 +303,7 @@ class VllmEngine:
         except Exception as error:
             started.put(error)
             return
-        self._seeds = not importlib.import_module("vllm.platforms").current_platform.is_cpu()
+        self._seeds = _keeps_seeds()
         blocks = int(self._core.vllm_config.cache_config.num_gpu_blocks)
         self._budget.blocks = blocks - 1  # vLLM keeps one for itself
         started.put(None)
@@ -395,6 +395,10 @@ def _make_core(settings: VllmSettings) -> Any:
         disable_log_stats=True,
     ).create_engine_config()
     return core.EngineCore(config, executor.Executor.get_class(config), log_stats=False)
+
+
+def _keeps_seeds() -> bool:
+    return not importlib.import_module("vllm.platforms").current_platform.is_cpu()
 
 
 def _core_request(request_id: str, tokens: list[int], sampling: Sampling, seeds: bool) -> Any:
