@@ -73,6 +73,23 @@ def test_audio_of_turns_that_are_forgotten_is_let_go() -> None:
     assert world.state.held_input_bytes == 8 * len(audio("S" * 5))
 
 
+def test_a_client_that_only_ever_commits_is_heard_to_the_end() -> None:
+    """When its turns fill the input buffer, the oldest that nobody asked about are forgotten; what was asked for is not."""
+    size = len(audio("S" * 20))
+    runtime = DuplexSessionRuntimeConfig(max_pending_input_bytes_per_session=10 * size)
+    world = World(MANUAL, capabilities=SPEECH_ONLY, runtime=runtime, auto=False)
+    commit(world, answer=True)
+    asked = commit(world, answer=True)
+    for _ in range(50):
+        last = commit(world)
+        assert world.state.held_input_bytes <= 10 * size
+    assert not world.of(ErrorRaised)
+    kept = list(world.state.committed)
+    assert asked in kept and kept[-1] == last and 5 < len(kept) < 10
+    world.append(audio("S" * 190), event_id="e")
+    assert world.last(ErrorRaised).event_id == "e", "what is being worked on is not given up"
+
+
 @pytest.mark.parametrize("command", [CancelResponse(), BargeIn(), CancelInput()])
 def test_field_F17_a_cancel_does_not_lose_what_waits_to_be_asked_for(command: object) -> None:
     world = World(MANUAL, capabilities=SPEECH_ONLY)

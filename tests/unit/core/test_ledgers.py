@@ -115,16 +115,20 @@ def test_every_append_ends_once_and_in_order(steps: list[str]) -> None:
                 for number in list(tail.orphans):
                     assert tail.orphan(number) in ("a", "b")
                 assert tail.orphan(10_000) is None
-        states = [append.state for append in enqueued]
-        assert states.count("queued") == len(tail.queue)
-        assert states.count("in_flight") == (tail.in_flight is not None)
-        assert states.count("accepted") == tail.accepted and states.count("failed") == tail.failed
-        assert states.count("void") + states.count("orphan") == tail.voided
-        assert tail.held_bytes == 4 * (states.count("queued") + states.count("in_flight"))
-        assert [append.number for append in submitted] == list(range(1, len(submitted) + 1))
-        order = [id(append) for append in enqueued]
-        positions = [order.index(id(append)) for append in submitted]
-        assert positions == sorted(positions)
+        check_tail(tail, enqueued, submitted)
+
+
+def check_tail(tail: AppendTail, enqueued: list[PendingAppend], submitted: list[PendingAppend]) -> None:
+    states = [append.state for append in enqueued]
+    assert states.count("queued") == len(tail.queue)
+    assert states.count("in_flight") == (tail.in_flight is not None)
+    assert states.count("accepted") == tail.accepted and states.count("failed") == tail.failed
+    assert states.count("void") + states.count("orphan") == tail.voided
+    assert tail.held_bytes == 4 * (states.count("queued") + states.count("in_flight"))
+    assert [append.number for append in submitted] == list(range(1, len(submitted) + 1))
+    order = [id(append) for append in enqueued]
+    positions = [order.index(id(append)) for append in submitted]
+    assert positions == sorted(positions)
 
 
 def test_nothing_is_submitted_while_the_fate_of_a_voided_one_is_unknown() -> None:

@@ -134,6 +134,25 @@ def forget_settled(s: SessionState) -> None:
         del s.committed[item_id]
 
 
+def reclaim(s: SessionState, audio_bytes: int) -> None:
+    """Make room: forget, oldest first, the audio of turns that nobody has asked an answer for.
+
+    A client that only ever commits would otherwise be deaf for good once its turns fill the input buffer.
+    """
+    waiting = {wanted.item_id for wanted in s.wanted}
+    for item_id, committed in list(s.committed.items()):
+        if audio_bytes <= 0:
+            return
+        busy = committed.request_id in s.requests.records or committed.transcribing in s.requests.records
+        if busy or item_id in waiting or not committed.audio:
+            continue
+        audio_bytes -= len(committed.audio)
+        del s.committed[item_id]
+        item = s.history.get(item_id)
+        if item is not None:
+            item.answered = True
+
+
 def unheard_audio(s: SessionState, committed: CommittedTurn) -> bytes:
     """The turn's audio, after that of earlier turns that would otherwise be heard by nobody."""
     if s.capabilities.transcribes_input:

@@ -8,7 +8,7 @@ they were cut into appends.
 from __future__ import annotations
 
 from duologue.config.session import SemanticVad
-from duologue.engine.duplex.core import interruption, resident, turns
+from duologue.engine.duplex.core import hearing, interruption, resident, turns
 from duologue.engine.duplex.core.effects import Detect
 from duologue.engine.duplex.core.endpoint import FRAME_SAMPLES, Edge, EdgeKind
 from duologue.engine.duplex.core.items import AudioAppended, DetectorFailed, SpeechScored
@@ -31,6 +31,9 @@ def append_audio(s: SessionState, item: AudioAppended) -> None:
     s.lease.touch(s.now)
     limit = s.runtime.max_pending_input_bytes_per_session
     held = s.held_input_bytes
+    if held + len(item.pcm) > limit:
+        hearing.reclaim(s, held + len(item.pcm) - limit)
+        held = s.held_input_bytes
     if held + len(item.pcm) > limit:
         _refuse(s, item, held, limit)
         return
