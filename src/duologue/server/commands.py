@@ -35,12 +35,12 @@ from duologue.engine.duplex.commands import (
 )
 from duologue.engine.duplex.events import ItemRole
 from duologue.errors import ClientFault, ErrorCode
-from duologue.server.settings import SettingsReader, modality_of, token_limit
+from duologue.server.settings import SettingsReader, instructions_of, modality_of, token_limit
 from duologue.wire import client_events as wire
 from duologue.wire.objects import ContentPart, Item, ResponseParams
 
 LONGEST_MS: Final = 24 * 3_600_000
-LONGEST_ID_CHARS: Final = 512
+RESERVED_ID: Final = "root"  # the beginning, where a place is named
 _ROLES: Final[tuple[ItemRole, ...]] = ("system", "user", "assistant")
 
 
@@ -180,7 +180,7 @@ def _options(params: ResponseParams | None) -> ResponseOptions:
     names = params.output_modalities or params.modalities or None
     limit = token_limit(params.max_output_tokens, "response.max_output_tokens")
     return ResponseOptions(
-        instructions=params.instructions or None,
+        instructions=instructions_of(params.instructions, "response.instructions") or None,
         modality=None if names is None else modality_of(names, "response.output_modalities"),
         metadata=params.metadata or {},
         max_output_tokens=limit if isinstance(limit, int) else None,
@@ -206,8 +206,8 @@ def input_item(item: Item) -> InputItem:
     """A client's item as the engine keeps it: its texts and transcripts. Raises ``ClientFault``."""
     if item.type != "message":
         raise _bad_item(f"Items of type {item.type!r} are not offered; use 'message'.", "item.type")
-    if item.id and len(item.id) > LONGEST_ID_CHARS:
-        raise _bad_item(f"An item's id may have {LONGEST_ID_CHARS} characters.", "item.id")
+    if item.id == RESERVED_ID:
+        raise _bad_item(f"An item's id cannot be {RESERVED_ID!r}: it stands for the beginning.", "item.id")
     for role in _ROLES:
         if item.role == role:
             texts = tuple(_text(part, index) for index, part in enumerate(item.content or ()))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Final, TypeVar, get_args
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from duologue.audio.format import AudioFormat, AudioFormatError, Encoding
 from duologue.config.session import (
@@ -31,8 +31,10 @@ from duologue.outputs import Options, Scalar
 from duologue.server.models import ModelNames
 from duologue.wire import Dialect
 from duologue.wire.objects import (
+    LARGEST_INTEGER,
     AudioFormatParams,
     InputAudioParams,
+    Name,
     OutputAudioParams,
     Session,
     Tool,
@@ -43,6 +45,8 @@ from duologue.wire.objects import (
 )
 
 MAX_INSTRUCTIONS_CHARS: Final = 256 * 1024
+MAX_TOOLS_CHARS: Final = 256 * 1024
+MAX_EXTRA_BYTES: Final = 16 * 1024
 GA_RATE_HZ: Final = 24_000
 DUPLEX_INPUT_RATE_HZ: Final = 16_000
 DEFAULT_VOICE: Final = "default"
@@ -192,6 +196,13 @@ def modality_of(names: list[str] | None, param: str) -> Modality:
     return "text" if names == ["text"] else "audio"
 
 
+def instructions_of(text: str | UnsetType | None, param: str) -> str | UnsetType | None:
+    """Instructions of a length that a prompt may have."""
+    if isinstance(text, str) and len(text) > MAX_INSTRUCTIONS_CHARS:
+        raise invalid(f"instructions may have {MAX_INSTRUCTIONS_CHARS} characters, got {len(text)}.", param)
+    return text
+
+
 def token_limit(value: int | str | UnsetType | None, param: str) -> int | UnsetType | None:
     """A limit of output tokens: ``"inf"`` and ``null`` mean none."""
     if isinstance(value, str):
@@ -216,11 +227,7 @@ def _modality(names: list[str] | UnsetType | None) -> Modality | UnsetType:
 
 
 def _instructions(text: str | UnsetType | None) -> str | UnsetType:
-    if isinstance(text, str) and len(text) > MAX_INSTRUCTIONS_CHARS:
-        raise invalid(
-            f"instructions may have {MAX_INSTRUCTIONS_CHARS} characters, got {len(text)}.", "session.instructions"
-        )
-    return _or(text, "")
+    return _or(instructions_of(text, "session.instructions"), "")
 
 
 def _voice(voice: str | Voice | UnsetType | None) -> str | UnsetType | None:
@@ -280,7 +287,11 @@ def _language(params: TranscriptionParams | UnsetType | None) -> str | UnsetType
 def _tools(tools: list[Tool] | UnsetType | None) -> tuple[ToolDefinition, ...] | UnsetType:
     if tools is UNSET:
         return UNSET
-    return tuple(_tool(tool, index) for index, tool in enumerate(tools or ()))
+    known = tuple(_tool(tool, index) for index, tool in enumerate(tools or ()))
+    size = sum(len(tool.name) + len(tool.description) + len(tool.parameters) for tool in known)
+    if size > MAX_TOOLS_CHARS:
+        raise invalid(f"Tools may have {MAX_TOOLS_CHARS} characters altogether, got {size}.", "session.tools")
+    return known
 
 
 def _tool(tool: Tool, index: int) -> ToolDefinition:
@@ -292,8 +303,17 @@ def _tool(tool: Tool, index: int) -> ToolDefinition:
         )
     if not tool.name:
         raise invalid("A function tool needs a name.", f"session.tools[{index}].name")
-    parameters = "{}" if tool.parameters is UNSET else bytes(tool.parameters).decode()
+    parameters = "{}" if tool.parameters is UNSET else _schema(tool.parameters, f"session.tools[{index}].parameters")
     return ToolDefinition(name=tool.name, description=tool.description or "", parameters=parameters)
+
+
+def _schema(raw: Raw, param: str) -> str:
+    """A JSON schema as it was written. The frame around it was read without a look inside: it may not even be UTF-8."""
+    try:
+        msgspec.json.decode(raw, type=dict[str, object] | None)
+        return bytes(raw).decode()
+    except (msgspec.DecodeError, ValueError, RecursionError) as fault:
+        raise invalid(f"A tool's parameters must be a JSON schema: {fault}.", param) from None
 
 
 def _tool_choice(choice: str | ToolChoice | UnsetType | None) -> str | UnsetType:
@@ -317,9 +337,11 @@ def _extra_body(session: Session) -> tuple[bool | UnsetType | None, Options | Un
     """The duplex dialect's ``extra_body``: the one setting of ours in it, and the options for the model."""
     if session.extra_body is UNSET:
         return UNSET, UNSET
+    if len(bytes(session.extra_body)) > MAX_EXTRA_BYTES:
+        raise invalid(f"extra_body may have {MAX_EXTRA_BYTES} bytes.", "session.extra_body")
     try:
-        fields = msgspec.json.decode(session.extra_body, type=dict[str, object] | None) or {}
-    except msgspec.DecodeError as fault:
+        fields = msgspec.json.decode(session.extra_body, type=dict[Name, object] | None) or {}
+    except (msgspec.DecodeError, ValueError, RecursionError) as fault:
         raise invalid(f"extra_body must be an object: {fault}.", "session.extra_body") from None
     auto = fields.pop("auto_response", UNSET)
     if auto is not UNSET and auto is not None and not isinstance(auto, bool):
@@ -328,5 +350,7 @@ def _extra_body(session: Session) -> tuple[bool | UnsetType | None, Options | Un
     for name, value in fields.items():
         if not isinstance(value, str | int | float | bool | None):
             raise invalid(f"extra_body.{name} must be a single value.", f"session.extra_body.{name}")
+        if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+            raise invalid(f"extra_body.{name} is too large a number.", f"session.extra_body.{name}")
         extra[name] = value
     return auto, extra

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import msgspec
 
-from duologue.wire.objects import Item, ResponseParams, Session
+from duologue.wire.objects import Item, Name, ResponseParams, Session, Whole
 
 
 class ClientEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
     """Base of every client event. ``event_id`` is the client's own and is echoed in an error."""
 
-    event_id: str | None = None
+    event_id: Name | None = None
 
 
 class SessionUpdate(ClientEvent, frozen=True, kw_only=True, tag="session.update"):
@@ -28,12 +28,12 @@ class AudioAppend(ClientEvent, frozen=True, kw_only=True, tag="input_audio_buffe
     """Audio in the negotiated format, unless ``format`` or ``sample_rate_hz`` (duplex dialect) say otherwise."""
 
     audio: bytes
-    format: str | None = None
-    sample_rate_hz: int | None = None
+    format: Name | None = None
+    sample_rate_hz: Whole | None = None
     is_speech: bool | None = None
     force_listen: bool = False
     force_barge_in: bool = False
-    overlap_action: str | None = None
+    overlap_action: Name | None = None
 
 
 class AudioCommit(ClientEvent, frozen=True, kw_only=True, tag="input_audio_buffer.commit"):
@@ -48,7 +48,7 @@ class AudioClear(ClientEvent, frozen=True, kw_only=True, tag="input_audio_buffer
 
 
 class OutputClear(ClientEvent, frozen=True, kw_only=True, tag="output_audio_buffer.clear"):
-    response_id: str | None = None
+    response_id: Name | None = None
 
 
 class ResponseCreate(ClientEvent, frozen=True, kw_only=True, tag="response.create"):
@@ -56,25 +56,25 @@ class ResponseCreate(ClientEvent, frozen=True, kw_only=True, tag="response.creat
 
 
 class ResponseCancel(ClientEvent, frozen=True, kw_only=True, tag="response.cancel"):
-    response_id: str | None = None
+    response_id: Name | None = None
 
 
 class ItemCreate(ClientEvent, frozen=True, kw_only=True, tag="conversation.item.create"):
     item: Item
-    previous_item_id: str | None = None
+    previous_item_id: Name | None = None
 
 
 class ItemDelete(ClientEvent, frozen=True, kw_only=True, tag="conversation.item.delete"):
-    item_id: str
+    item_id: Name
 
 
 class ItemRetrieve(ClientEvent, frozen=True, kw_only=True, tag="conversation.item.retrieve"):
-    item_id: str
+    item_id: Name
 
 
 class ItemTruncate(ClientEvent, frozen=True, kw_only=True, tag="conversation.item.truncate"):
-    item_id: str
-    content_index: int = 0
+    item_id: Name
+    content_index: Whole = 0
     audio_end_ms: float = 0
 
 
@@ -86,8 +86,8 @@ class PlaybackAck(ClientEvent, frozen=True, kw_only=True, tag="playback.ack"):
 
     played_ms: float | None = None
     committed_ms: float | None = None
-    response_id: str | None = None
-    item_id: str | None = None
+    response_id: Name | None = None
+    item_id: Name | None = None
     truncate: bool = False
 
 
@@ -96,13 +96,13 @@ class Heartbeat(ClientEvent, frozen=True, kw_only=True, tag="session.heartbeat")
 
 
 class SessionClose(ClientEvent, frozen=True, kw_only=True, tag="session.close"):
-    reason: str | None = None
+    reason: Name | None = None
 
 
 class TurnSignal(ClientEvent, frozen=True, kw_only=True, tag="turn.signal"):
-    event: str | None = None
-    signal: str | None = None
-    name: str | None = None
+    event: Name | None = None
+    signal: Name | None = None
+    name: Name | None = None
 
 
 class TextAppend(ClientEvent, frozen=True, kw_only=True, tag="input.text.append"):
@@ -120,15 +120,15 @@ class BargeInSignal(ClientEvent, frozen=True, kw_only=True, tag="barge_in"):
 class SessionResume(ClientEvent, frozen=True, kw_only=True, tag="session.resume"):
     """First message of a connection that takes a session over."""
 
-    session_id: str
-    resume_token: str
-    last_received_server_event_seq: int = 0
+    session_id: Name
+    resume_token: Name
+    last_received_server_event_seq: Whole = 0
 
 
 class EventAck(ClientEvent, frozen=True, kw_only=True, tag="session.event_ack"):
     """Every event up to this number has arrived."""
 
-    server_event_seq: int
+    server_event_seq: Whole
 
 
 class InputCommit(AudioCommit, frozen=True, kw_only=True, tag="input.commit"):

@@ -25,13 +25,14 @@ from duologue.wire.client_events import (
     DuplexOnlyEvent,
     GaClientEvent,
 )
+from duologue.wire.objects import LONGEST_NAME, Name, Whole
 from duologue.wire.server_events import DuplexServerEvent, ServerEvent
 
 Dialect = Literal["ga", "duplex"]
 
 MAX_EVENT_BYTES: Final = 15 * 1024 * 1024
 _ID_SEARCH: Final = 2048  # how much of either end of a bad frame is searched for an event id
-_LONGEST_ID: Final = 512
+_LONGEST_REASON: Final = 500
 _EVENT_ID: Final = re.compile(rb'"event_id"\s*:\s*"([^"\\\x00-\x1f]{1,512})"')
 _PATH: Final = re.compile(r" - at `\$\.?([^`]*)`$")
 
@@ -47,14 +48,14 @@ class WireFault(ClientFault):
 class _DirtyAppend(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="input_audio_buffer.append"):
     """An append whose audio is not plain base64: line breaks, a data URL, or garbage."""
 
-    event_id: str | None = None
+    event_id: Name | None = None
     audio: str
-    format: str | None = None
-    sample_rate_hz: int | None = None
+    format: Name | None = None
+    sample_rate_hz: Whole | None = None
     is_speech: bool | None = None
     force_listen: bool = False
     force_barge_in: bool = False
-    overlap_action: str | None = None
+    overlap_action: Name | None = None
 
 
 class _Head(msgspec.Struct):
@@ -151,7 +152,7 @@ def _second_look(frame: bytes | str, dialect: Dialect, fault: msgspec.Validation
         raise _fault(ErrorCode.INVALID_JSON, "The frame is JSON but not an object with a `type`.", frame) from None
     except (msgspec.DecodeError, ValueError) as broken:
         raise _fault(ErrorCode.INVALID_JSON, f"The frame is not valid JSON: {broken}.", frame) from None
-    event_id = head.event_id if isinstance(head.event_id, str) and len(head.event_id) <= _LONGEST_ID else None
+    event_id = head.event_id if isinstance(head.event_id, str) and len(head.event_id) <= LONGEST_NAME else None
     if not isinstance(head.type, str):
         raise WireFault(ErrorCode.BAD_EVENT, "The event has no `type`.", event_id=event_id, param="type")
     if head.type not in _KNOWN[dialect]:
@@ -194,7 +195,7 @@ def problem_of(fault: msgspec.ValidationError) -> tuple[str, str | None]:
     """What is wrong with a decoded body (no full stop at its end), and the field that it is about, if one is named."""
     text = str(fault)
     path = _PATH.search(text)
-    message = _PATH.sub("", text)
+    message = _PATH.sub("", text)[:_LONGEST_REASON]  # it may hold what the client wrote
     if path is not None:
         return f"{message} (in {path.group(1)})", path.group(1)
     missing = re.search(r"missing required field `([^`]+)`", text)

@@ -13,7 +13,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from duologue.errors import ClientFault, DuologueError, ErrorCode
 from duologue.wire.decoder import problem_of
-from duologue.wire.objects import DurationUsage, ErrorBody, Voice
+from duologue.wire.objects import DurationUsage, ErrorBody, Voice, Whole
 
 BodyT = TypeVar("BodyT")
 
@@ -107,11 +107,11 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     temperature: float | None = None
     top_p: float | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    seed: int | None = None
+    max_tokens: Whole | None = None
+    max_completion_tokens: Whole | None = None
+    seed: Whole | None = None
     stop: str | tuple[str, ...] | None = None
-    n: int | None = None
+    n: Whole | None = None
     logprobs: bool | None = None
     response_format: ResponseFormat | None = None
     tools: tuple[Raw, ...] | None = None

@@ -4,67 +4,77 @@ Rules kept here:
 
 * one struct serves both directions: what is ``UNSET`` is not on the wire, ``None`` is JSON ``null``;
 * fields that only one dialect writes stand at the end of their struct, and are ``UNSET`` for the other;
+* whatever a peer may send has a bound, so that nothing behind the decoder meets a number that no machine holds, and no
+  name comes back in an error or an echo longer than a name is;
 * reading is wide (unknown fields are ignored, a few fields of the beta spelling are known), writing is exact.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+LONGEST_NAME: Final = 512
+LARGEST_INTEGER: Final = 2**53  # what every JSON parser can hold
+
+Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
+"""An id, a name, a choice: anything that is shown again as it came."""
+Whole = Annotated[int, Meta(ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)]
+Metadata = Annotated[dict[Name, Name], Meta(max_length=64)]
 
 
 class AudioFormatParams(msgspec.Struct, frozen=True, kw_only=True):
     """``audio/pcm`` (with a rate), ``audio/pcmu`` or ``audio/pcma``."""
 
-    type: str
-    rate: int | UnsetType | None = UNSET
+    type: Name
+    rate: Whole | UnsetType | None = UNSET
 
 
 class TurnDetectionParams(msgspec.Struct, frozen=True, kw_only=True):
     """Turn detection as written by a client or echoed: ``UNSET`` leaves a setting as it is."""
 
-    type: str | UnsetType = UNSET
+    type: Name | UnsetType = UNSET
     threshold: float | UnsetType | None = UNSET
-    prefix_padding_ms: int | UnsetType | None = UNSET
-    silence_duration_ms: int | UnsetType | None = UNSET
-    eagerness: str | UnsetType | None = UNSET
+    prefix_padding_ms: Whole | UnsetType | None = UNSET
+    silence_duration_ms: Whole | UnsetType | None = UNSET
+    eagerness: Name | UnsetType | None = UNSET
     create_response: bool | UnsetType | None = UNSET
     interrupt_response: bool | UnsetType | None = UNSET
-    idle_timeout_ms: int | UnsetType | None = UNSET
+    idle_timeout_ms: Whole | UnsetType | None = UNSET
 
 
 class TranscriptionParams(msgspec.Struct, frozen=True, kw_only=True):
     """Input transcription: its presence turns it on."""
 
-    model: str | UnsetType | None = UNSET
-    language: str | UnsetType | None = UNSET
+    model: Name | UnsetType | None = UNSET
+    language: Name | UnsetType | None = UNSET
     prompt: str | UnsetType | None = UNSET
 
 
 class InputAudioParams(msgspec.Struct, frozen=True, kw_only=True):
     """``session.audio.input``. ``sample_rate_hz`` is the duplex client's way to state the rate."""
 
-    format: AudioFormatParams | str | UnsetType | None = UNSET
+    format: AudioFormatParams | Name | UnsetType | None = UNSET
     turn_detection: TurnDetectionParams | UnsetType | None = UNSET
     transcription: TranscriptionParams | UnsetType | None = UNSET
-    sample_rate_hz: int | UnsetType | None = UNSET
+    sample_rate_hz: Whole | UnsetType | None = UNSET
 
 
 class Voice(msgspec.Struct, frozen=True, kw_only=True):
     """A voice given as an object."""
 
-    id: str
+    id: Name
 
 
 class OutputAudioParams(msgspec.Struct, frozen=True, kw_only=True):
     """``session.audio.output``."""
 
-    format: AudioFormatParams | str | UnsetType | None = UNSET
-    voice: str | Voice | UnsetType | None = UNSET
+    format: AudioFormatParams | Name | UnsetType | None = UNSET
+    voice: Name | Voice | UnsetType | None = UNSET
     speed: float | UnsetType | None = UNSET
-    sample_rate_hz: int | UnsetType | None = UNSET
+    sample_rate_hz: Whole | UnsetType | None = UNSET
 
 
 class AudioParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,8 +87,8 @@ class AudioParams(msgspec.Struct, frozen=True, kw_only=True):
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
     """A tool; only ``function`` is offered. ``parameters`` is a JSON schema, kept as it was written."""
 
-    type: str = "function"
-    name: str | UnsetType | None = UNSET
+    type: Name = "function"
+    name: Name | UnsetType | None = UNSET
     description: str | UnsetType | None = UNSET
     parameters: Raw | UnsetType = UNSET
 
@@ -86,8 +96,8 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
     """A forced tool."""
 
-    type: str
-    name: str | UnsetType | None = UNSET
+    type: Name
+    name: Name | UnsetType | None = UNSET
 
 
 class ExtraBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,37 +109,37 @@ class ExtraBody(msgspec.Struct, frozen=True, kw_only=True):
 class Session(msgspec.Struct, frozen=True, kw_only=True):
     """A session: settings to change (client) or the whole effective state (server)."""
 
-    type: str | UnsetType = UNSET
-    object: str | UnsetType = UNSET
-    id: str | UnsetType = UNSET
-    model: str | UnsetType | None = UNSET
-    output_modalities: list[str] | UnsetType | None = UNSET
+    type: Name | UnsetType = UNSET
+    object: Name | UnsetType = UNSET
+    id: Name | UnsetType = UNSET
+    model: Name | UnsetType | None = UNSET
+    output_modalities: list[Name] | UnsetType | None = UNSET
     instructions: str | UnsetType | None = UNSET
-    max_output_tokens: int | str | UnsetType | None = UNSET
-    tools: list[Tool] | UnsetType | None = UNSET
-    tool_choice: str | ToolChoice | UnsetType | None = UNSET
+    max_output_tokens: Whole | Name | UnsetType | None = UNSET
+    tools: Annotated[list[Tool], Meta(max_length=128)] | UnsetType | None = UNSET
+    tool_choice: Name | ToolChoice | UnsetType | None = UNSET
     audio: AudioParams | UnsetType | None = UNSET
-    expires_at: int | UnsetType | None = UNSET
+    expires_at: Whole | UnsetType | None = UNSET
     temperature: float | UnsetType | None = UNSET
     # the beta spelling, which the duplex dialect uses too
-    modalities: list[str] | UnsetType | None = UNSET
-    voice: str | Voice | UnsetType | None = UNSET
+    modalities: list[Name] | UnsetType | None = UNSET
+    voice: Name | Voice | UnsetType | None = UNSET
     speed: float | UnsetType | None = UNSET
-    input_audio_format: str | AudioFormatParams | UnsetType | None = UNSET
-    output_audio_format: str | AudioFormatParams | UnsetType | None = UNSET
+    input_audio_format: Name | AudioFormatParams | UnsetType | None = UNSET
+    output_audio_format: Name | AudioFormatParams | UnsetType | None = UNSET
     input_audio_transcription: TranscriptionParams | UnsetType | None = UNSET
     turn_detection: TurnDetectionParams | UnsetType | None = UNSET
-    max_response_output_tokens: int | str | UnsetType | None = UNSET
+    max_response_output_tokens: Whole | Name | UnsetType | None = UNSET
     # the duplex dialect
-    session_id: str | UnsetType = UNSET
-    sample_rate_hz: int | UnsetType | None = UNSET
-    overlap_policy: str | UnsetType | None = UNSET
-    overlap_short_ack_ms: int | UnsetType | None = UNSET
-    overlap_barge_in_ms: int | UnsetType | None = UNSET
+    session_id: Name | UnsetType = UNSET
+    sample_rate_hz: Whole | UnsetType | None = UNSET
+    overlap_policy: Name | UnsetType | None = UNSET
+    overlap_short_ack_ms: Whole | UnsetType | None = UNSET
+    overlap_barge_in_ms: Whole | UnsetType | None = UNSET
     overlap_silence_rms: float | UnsetType | None = UNSET
-    acknowledgements: list[str] | UnsetType | None = UNSET
-    playback_commit_policy: str | UnsetType | None = UNSET
-    metadata: dict[str, str] | UnsetType | None = UNSET
+    acknowledgements: Annotated[list[Name], Meta(max_length=1024)] | UnsetType | None = UNSET
+    playback_commit_policy: Name | UnsetType | None = UNSET
+    metadata: Metadata | UnsetType | None = UNSET
     auto_response: bool | UnsetType | None = UNSET
     extra_body: Raw | UnsetType = UNSET
 
@@ -137,7 +147,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
     """A part of an item's content (``input_text``, ``output_audio``, …) or of a response (``text``, ``audio``)."""
 
-    type: str
+    type: Name
     text: str | UnsetType | None = UNSET
     transcript: str | UnsetType | None = UNSET
     audio: str | UnsetType | None = UNSET
@@ -147,14 +157,14 @@ class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
 class Item(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation item."""
 
-    type: str = "message"
-    id: str | UnsetType | None = UNSET
-    object: str | UnsetType | None = UNSET
-    status: str | UnsetType | None = UNSET
-    role: str | UnsetType | None = UNSET
-    content: list[ContentPart] | UnsetType | None = UNSET
-    call_id: str | UnsetType | None = UNSET
-    name: str | UnsetType | None = UNSET
+    type: Name = "message"
+    id: Name | UnsetType | None = UNSET
+    object: Name | UnsetType | None = UNSET
+    status: Name | UnsetType | None = UNSET
+    role: Name | UnsetType | None = UNSET
+    content: Annotated[list[ContentPart], Meta(max_length=256)] | UnsetType | None = UNSET
+    call_id: Name | UnsetType | None = UNSET
+    name: Name | UnsetType | None = UNSET
     arguments: str | UnsetType | None = UNSET
     output: str | UnsetType | None = UNSET
 
@@ -227,16 +237,16 @@ class ResponseParams(msgspec.Struct, frozen=True, kw_only=True):
     """What a client may set for one response."""
 
     instructions: str | UnsetType | None = UNSET
-    output_modalities: list[str] | UnsetType | None = UNSET
-    modalities: list[str] | UnsetType | None = UNSET
-    metadata: dict[str, str] | UnsetType | None = UNSET
-    max_output_tokens: int | str | UnsetType | None = UNSET
-    conversation: str | UnsetType | None = UNSET
+    output_modalities: list[Name] | UnsetType | None = UNSET
+    modalities: list[Name] | UnsetType | None = UNSET
+    metadata: Metadata | UnsetType | None = UNSET
+    max_output_tokens: Whole | Name | UnsetType | None = UNSET
+    conversation: Name | UnsetType | None = UNSET
     input: list[Item] | UnsetType | None = UNSET
     audio: ResponseAudioParams | UnsetType | None = UNSET
-    voice: str | Voice | UnsetType | None = UNSET
-    tools: list[Tool] | UnsetType | None = UNSET
-    tool_choice: str | ToolChoice | UnsetType | None = UNSET
+    voice: Name | Voice | UnsetType | None = UNSET
+    tools: Annotated[list[Tool], Meta(max_length=128)] | UnsetType | None = UNSET
+    tool_choice: Name | ToolChoice | UnsetType | None = UNSET
     temperature: float | UnsetType | None = UNSET
 
 
