@@ -1,5 +1,6 @@
 # make demo    set up, then hold a real spoken conversation; results in out/demo/
 # make test    set up, then every test (ARGS="-k name" is passed to pytest)
+# make test-backends  the heavy stage backends (Ray, vLLM) in an environment of their own, 3 GB in the user's cache
 # make check   format, lint, types, layers, sizes
 # make setup   the environment and the model files, nothing else
 # make format  rewrite the sources in the one format
@@ -17,7 +18,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 export OMP_NUM_THREADS ?= 1
 export VENV
 
-.PHONY: demo test check setup format lock clean run-environment dev-environment
+.PHONY: demo test test-backends check setup format lock clean run-environment dev-environment
 
 demo: setup
 	$(BIN)/duologue demo $(ARGS)
@@ -28,6 +29,9 @@ setup: run-environment
 test: dev-environment
 	$(BIN)/python -m duologue.setup
 	$(BIN)/python -m pytest $(ARGS)
+
+test-backends:
+	scripts/backends.sh $(ARGS)
 
 check: dev-environment
 	$(BIN)/ruff format --check --quiet $(SOURCES)
@@ -44,7 +48,7 @@ lock:
 	scripts/lock.sh $(ARGS)
 
 clean:
-	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-backends out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 run-environment:
 	@scripts/environment.sh run

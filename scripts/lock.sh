@@ -1,7 +1,7 @@
 #!/bin/sh
 # Writes requirements/*.lock from pyproject.toml and requirements/build.in: every version pinned, every wheel
 # hashed, for CPython 3.11 to 3.13 on Linux (x86_64, aarch64) and macOS (arm64). Only wheels are locked, so
-# installing never compiles anything. The three locks agree: dev is resolved first and constrains the others.
+# installing never compiles anything. The first three agree: dev is resolved first and constrains the others.
 #
 #   scripts/lock.sh             keep the locked versions, add what pyproject.toml newly asks for
 #   scripts/lock.sh --upgrade   take the newest versions that pyproject.toml allows
@@ -24,3 +24,5 @@ compile() {
 compile dev --extra dev "$@"
 compile run --constraint requirements/dev.lock
 compile mic --extra mic --constraint requirements/dev.lock
+# On its own: vLLM pins what the others need not follow.
+compile backends --extra dev requirements/backends.in --override requirements/backends-without.txt
