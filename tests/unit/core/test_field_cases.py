@@ -1,4 +1,4 @@
-"""Field cases that the state machine alone can show, beside those that stand with their ledger (search for ``test_field_``)."""
+"""Field cases that the state machine alone can show; others stand with their ledger (search for ``test_field_``)."""
 
 from __future__ import annotations
 

@@ -179,9 +179,9 @@ def detection_ended(s: SessionState) -> None:
 
 
 def drop_turn(s: SessionState, turn: UserTurn) -> None:
-    """Forget the turn with its audio."""
+    """Forget the turn with its audio, but for the silence after it: the next turn's prefix may reach into that."""
     let_go(s, turn)
-    s.audio.discard_to(turn.end if turn.end is not None else s.audio.end)
+    s.audio.discard_to(s.audio.end if turn.end is None else turn.end - s.audio.samples(turn.silence_ms))
 
 
 def commit_turn(s: SessionState, turn: UserTurn, *, create_response: bool) -> None:
