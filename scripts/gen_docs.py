@@ -6,15 +6,20 @@ python scripts/gen_docs.py [--check]
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
+from duologue.config.schema import Group, groups
 from duologue.errors import ERRORS, Fault
 from duologue.wire.decoder import DUPLEX_CLIENT_TYPES, GA_CLIENT_TYPES
 from duologue.wire.server_events import DuplexServerEvent, GaServerEvent
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PROTOCOL = REPOSITORY / "docs" / "protocol.md"
+CONFIGURATION = REPOSITORY / "docs" / "configuration.md"
+STAGES = REPOSITORY / "docs" / "stages.md"
+EXAMPLE = REPOSITORY / "examples" / "two_stage"
 
 _CONSEQUENCE = {
     Fault.CLIENT: "the event is refused",
@@ -63,36 +68,67 @@ def _listing(both: frozenset[str], duplex: frozenset[str]) -> str:
     return f"Both dialects: {names(both)}.\n\nThe duplex dialect alone: {names(duplex)}."
 
 
-SECTIONS: dict[str, Callable[[], str]] = {
-    "errors": error_table,
-    "client-events": client_events,
-    "server-events": server_events,
+def settings() -> str:
+    """Every setting of a configuration file, group by group."""
+    return "\n\n".join(_group(group) for group in groups() if group.path)
+
+
+def _group(group: Group) -> str:
+    lines = [f"### `{group.path}`", "", textwrap.fill(group.text, 120, break_long_words=False, break_on_hyphens=False)]
+    if group.settings:
+        lines += ["", "| key | allowed | default |", "|---|---|---|"]
+        lines += [
+            f"| `{setting.path.rpartition('.')[2]}` | {setting.kind} "
+            f"| {setting.default if setting.default == 'required' else f'`{setting.default}`'} |"
+            for setting in group.settings
+        ]
+    return "\n".join(lines)
+
+
+def example(name: str, language: str) -> Callable[[], str]:
+    """A file of the two-stage example, as a block of code."""
+
+    def block() -> str:
+        return f"```{language}\n{(EXAMPLE / name).read_text(encoding='utf-8').rstrip()}\n```"
+
+    return block
+
+
+PAGES: dict[Path, dict[str, Callable[[], str]]] = {
+    PROTOCOL: {"errors": error_table, "client-events": client_events, "server-events": server_events},
+    CONFIGURATION: {"settings": settings},
+    STAGES: {
+        "stages.py": example("stages.py", "python"),
+        "config.yaml": example("config.yaml", "yaml"),
+        "plugin.py": example("plugin.py", "python"),
+    },
 }
 
 
-def generated(text: str) -> str:
-    """``text`` with every marked section written anew. Raises ``ValueError`` for a missing marker."""
-    for name, write in SECTIONS.items():
+def generated(text: str, page: Path = PROTOCOL) -> str:
+    """``text`` of a page with every marked section written anew. Raises ``ValueError`` for a missing marker."""
+    for name, write in PAGES[page].items():
         begin, end = f"<!-- generated: {name} -->", f"<!-- end: {name} -->"
         head, found, rest = text.partition(begin)
         _, closed, tail = rest.partition(end)
         if not found or not closed:
-            raise ValueError(f"docs/protocol.md has no section {begin} ... {end}")
+            raise ValueError(f"docs/{page.name} has no section {begin} ... {end}")
         text = f"{head}{begin}\n\n{write()}\n\n{end}{tail}"
     return text
 
 
 def main(arguments: list[str]) -> int:
-    """0 if all is current (or was written), 1 if ``--check`` found it stale."""
-    text = PROTOCOL.read_text(encoding="utf-8")
-    current = generated(text)
-    if arguments == ["--check"]:
-        if text != current:
-            print("docs/protocol.md is not current: run python scripts/gen_docs.py", file=sys.stderr)
-            return 1
-        return 0
-    PROTOCOL.write_text(current, encoding="utf-8")
-    return 0
+    """0 if all is current (or was written), 1 if ``--check`` found a stale page."""
+    stale = 0
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        current = generated(text, page)
+        if arguments != ["--check"]:
+            page.write_text(current, encoding="utf-8")
+        elif text != current:
+            print(f"docs/{page.name} is not current: run python scripts/gen_docs.py", file=sys.stderr)
+            stale = 1
+    return stale
 
 
 if __name__ == "__main__":

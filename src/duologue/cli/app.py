@@ -132,6 +132,14 @@ def config_check(file: Annotated[Path, typer.Argument(metavar="CONFIG.YAML")]) -
     check_config(file)
 
 
+@config_app.command("schema")
+def config_schema() -> None:
+    """Print the JSON schema of configuration files, for editors."""
+    from duologue.config.schema import config_schema as schema
+
+    typer.echo(schema())
+
+
 def main() -> None:
     """Entry point of the console script. Exits with 0, 1 (failed) or 2 (used wrongly)."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]

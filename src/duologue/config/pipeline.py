@@ -49,8 +49,9 @@ class RayPlacement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One stage. ``factory`` (``package.module:name``) is called with ``options`` as keywords, where the stage runs.
 
-    ``final_output``: clients get this stage's outputs even if it is not the last. ``environment`` and the times (in
-    seconds) concern worker processes and Ray actors only, ``ray`` the latter.
+    ``final_output``: clients get this stage's outputs even if it is not the last. ``devices`` are GPUs as
+    ``CUDA_VISIBLE_DEVICES`` names them ("0", or "0,1" for both); replicas in worker processes get them in turn.
+    ``environment`` and the times (in seconds) concern worker processes and Ray actors only, ``ray`` the latter.
     """
 
     name: str
@@ -61,6 +62,7 @@ class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sampling: SamplingParams = SamplingParams()
     model: ModelConfig = ModelConfig()
     final_output: bool = False
+    devices: tuple[str, ...] = ()
     environment: Mapping[str, str] = {}
     ray: RayPlacement = RayPlacement()
     start_timeout_s: float = 120.0

@@ -112,6 +112,7 @@ def _worker_spec(stage: StageConfig, log_level: str, replica_id: int) -> WorkerS
         sampling=stage.sampling,
         model=stage.model,
         environment=dict(stage.environment),
+        devices=stage.devices,
         start_timeout_s=stage.start_timeout_s,
         heartbeat_s=stage.heartbeat_s,
         heartbeat_timeout_s=stage.heartbeat_timeout_s,

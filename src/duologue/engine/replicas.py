@@ -161,6 +161,7 @@ class ReplicaSet:
         self._next_id += 1
         replica = Replica(replicas=self, replica_id=replica_id, slot=slot, client=self.make_client(replica_id))
         self._replicas[replica_id] = replica
+        replica.client.fill(slot)
         try:
             await replica.client.start(replica)
             if replica.phase == "dead":

@@ -25,7 +25,7 @@ from duologue.engine.stages.process import ProcessClient
 from duologue.engine.stages.supervisor import RestartPolicy
 from duologue.errors import ClientFault, StageFault
 from duologue.outputs import StagePrompt
-from tests.integration.backends.replica import PATIENCE_S, REPOSITORY, STAGES, Replica, piece, play, replica
+from tests.integration.backends.replica import PATIENCE_S, REPOSITORY, SPEC, STAGES, Replica, piece, play, replica
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -170,6 +170,25 @@ def test_a_worker_gets_one_inference_thread_no_client_keys_and_its_own_session(m
                 "OMP_NUM_THREADS", "1"
             )
             assert os.getsid(process_of(one)) != os.getsid(0), "Ctrl-C must not reach it"
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("slot", "device"), [(0, "3"), (1, "5"), (2, "3")])
+def test_workers_see_their_devices_in_turn(slot: int, device: str) -> None:
+    spec = msgspec.structs.replace(SPEC, factory=f"{STAGES}:Blocking", devices=("3", "5"))
+
+    async def scenario() -> None:
+        runtime = AsyncioRuntime()
+        client = ProcessClient(spec, runtime=runtime)
+        one = Replica(client, runtime)
+        client.fill(slot)
+        try:
+            await client.start(one.sink)
+            assert (await one.ask("r", "environment CUDA_VISIBLE_DEVICES"))[-1].text == device
+        finally:
+            await client.close()
+            await runtime.aclose()
 
     play(scenario)
 

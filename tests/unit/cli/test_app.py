@@ -73,6 +73,13 @@ def test_debug_lets_the_traceback_through_wherever_it_stands(monkeypatch: pytest
         main()
 
 
+def test_the_schema_of_configurations_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "config", "schema") == 0
+    assert '"DuologueConfig"' in capsys.readouterr().out
+
+
 def test_a_config_is_checked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

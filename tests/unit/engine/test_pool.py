@@ -101,6 +101,33 @@ async def test_a_dead_replica_comes_back_under_a_new_id(runtime: VirtualRuntime)
 
 
 @virtual
+async def test_a_successor_fills_the_slot_of_the_one_that_died(runtime: VirtualRuntime) -> None:
+    filled: list[tuple[int, int]] = []
+
+    class Slotted(InprocClient):
+        number = 0
+
+        def fill(self, slot: int) -> None:
+            filled.append((self.number, slot))
+
+    spec = StageSpec(replicas=2)
+    rig = Rig(runtime, [spec])
+
+    def make_client(replica_id: int) -> InprocClient:
+        client = Slotted(spec.stage(), runtime=runtime)
+        client.number = replica_id
+        spec.clients.append(client)
+        return client
+
+    rig.orchestrator.stage_pools[0].replicas.make_client = make_client
+    async with running(rig):
+        for victim in (0, 2):
+            spec.clients[victim].die(DEATH)
+            await asyncio.sleep(2)
+        assert filled == [(0, 0), (1, 1), (2, 0), (3, 0)]
+
+
+@virtual
 async def test_without_a_live_replica_requests_are_refused_and_health_says_so(runtime: VirtualRuntime) -> None:
     spec = StageSpec()
     async with running(Rig(runtime, [spec])) as rig:

@@ -117,6 +117,10 @@ class StageClient(abc.ABC):
     default_sampling_params: SamplingParams
     model_config: ModelConfig
 
+    def fill(self, slot: int) -> None:
+        """Which slot of its stage the replica fills, told before it is started: successors fill the same one."""
+        del slot
+
     @abc.abstractmethod
     async def start(self, sink: StageSink) -> None:
         """Start the replica; returns when it is ready for work."""

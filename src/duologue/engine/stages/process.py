@@ -64,7 +64,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker runs and how patient its parent is. Times in seconds.
 
     ``factory`` is ``package.module:name``, called in the worker with ``options`` as keywords. ``environment`` is added
-    to the parent's; inference libraries get one thread unless it says otherwise.
+    to the parent's; inference libraries get one thread unless it says otherwise. Of ``devices`` (GPUs, as
+    ``CUDA_VISIBLE_DEVICES`` names them) the worker sees the one of its slot, in turn; none given: what the parent sees.
     """
 
     factory: str
@@ -73,6 +74,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams = SamplingParams()
     model: ModelConfig = ModelConfig()
     environment: dict[str, str] = {}
+    devices: tuple[str, ...] = ()
     start_timeout_s: float = 120.0
     heartbeat_s: float = 2.0
     heartbeat_timeout_s: float = 10.0
@@ -107,6 +109,7 @@ class ProcessClient(StageClient, asyncio.Protocol):
         self._timer: TimerHandle | None = None
         self._up = False
         self._closing = False
+        self._slot = 0
 
     # ---------------------------------------------------------------- life
 
@@ -118,6 +121,9 @@ class ProcessClient(StageClient, asyncio.Protocol):
     def pid(self) -> int | None:
         """The worker's process id, once it was started."""
         return None if self._process is None else self._process.pid
+
+    def fill(self, slot: int) -> None:
+        self._slot = slot
 
     async def start(self, sink: StageSink) -> None:
         """Start the worker and wait until its stage is loaded.
@@ -175,6 +181,7 @@ class ProcessClient(StageClient, asyncio.Protocol):
             **{name: value for name, value in os.environ.items() if not name.startswith(_KEPT_HERE)},
             # What can be imported here can be imported there.
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            **self._visible_devices(),
             **self._spec.environment,
         }
         arguments = [str(number) for number in (os.getpid(), *descriptors)]
@@ -187,6 +194,10 @@ class ProcessClient(StageClient, asyncio.Protocol):
             env=environment,
             start_new_session=True,  # Ctrl-C in a terminal is for the parent alone
         )
+
+    def _visible_devices(self) -> dict[str, str]:
+        devices = self._spec.devices
+        return {"CUDA_VISIBLE_DEVICES": devices[self._slot % len(devices)]} if devices else {}
 
     async def close(self) -> None:
         """Stop the worker: asked first, then SIGTERM, then SIGKILL, all within ``close_timeout_s``. Idempotent."""
