@@ -225,7 +225,9 @@ class ServerEnd(DirectTransport):
 
     @property
     def writable(self) -> bool:
-        return self._pipe.down.unread < self._pipe.link.window_bytes
+        # A connection that is lost takes everything: who writes to it learns of the loss.
+        down = self._pipe.down
+        return down.ended is not None or down.unread < self._pipe.link.window_bytes
 
     async def send(self, frame: bytes) -> None:
         down = self._pipe.down

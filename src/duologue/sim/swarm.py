@@ -146,7 +146,7 @@ class Swarm:
             think_ms=dice.choice(((100, 900), (0, 3000))) if slow else dice.choice(((10, 60), (0, 0), (0, 20))),
             sentences=dice.choice(((1, 1), (1, 3), (2, 5))),
             sentence_ms=dice.choice(((1, 100), (120, 900), (400, 2500))),
-            chunk_ms=dice.choice((100, 100, 20, 73, 400)),
+            chunk_ms=400 if slow else dice.choice((100, 100, 20, 73, 400)),
             transit_ms=dice.choice((0, 0, 0, 5, 40)),
             detector=self._detector(dice),
             runtime=self._runtime(dice),

@@ -35,7 +35,8 @@ def check(evidence: Evidence) -> Iterator[Violation]:
         else:
             yield from _resident(session, answers)
         if session.talk is not None:
-            yield from _wire(session.talk, answers)
+            withdrawn = {response_id for _, response_id in session.site.seen.invalidated.get(session.session_id, ())}
+            yield from _wire(session.talk, answers, withdrawn)
 
 
 def _collect(session: SessionEvidence, answers: dict[str, _Answer]) -> Iterator[Violation]:
@@ -115,7 +116,7 @@ def _resident(session: SessionEvidence, answers: dict[str, _Answer]) -> Iterator
             yield Violation("D2", f"{response_id}: {text} for epoch {answer.created.epoch}")
 
 
-def _wire(talk: Conversation, answers: dict[str, _Answer]) -> Iterator[Violation]:
+def _wire(talk: Conversation, answers: dict[str, _Answer], withdrawn: set[str]) -> Iterator[Violation]:
     """What arrived is a beginning of what left the engine (of which a cancel may have withdrawn the end)."""
     if talk.gap or not exact_output(talk):
         return
@@ -139,6 +140,7 @@ def _wire(talk: Conversation, answers: dict[str, _Answer]) -> Iterator[Violation
                 done[event.response.id] = event.response.status
             case _:
                 pass
+    done = {response_id: status for response_id, status in done.items() if response_id not in withdrawn}
     yield from _compare(talk, answers, audio, text, done)
 
 

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from duologue.engine.duplex.commands import AppendAudio
+from duologue.engine.duplex.commands import (
+    AppendAudio,
+    BargeIn,
+    CancelInput,
+    ClearAudio,
+    CloseSession,
+    CommitAudio,
+    DuplexCommand,
+)
 from duologue.engine.duplex.events import ErrorRaised, InputCommitted, OverlapDecided
 from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, by_request, planned_for
 from duologue.sim.conversation import Conversation
@@ -20,6 +28,7 @@ from duologue.wire import server_events as wire
 _INPUT_ORDERS = frozenset(
     {"commit", "input_commit", "clear", "input_cancel", "barge_in", "signal", "update", "bad_update", "broken", "again"}
 )
+_ENDS_INPUT = (CommitAudio, ClearAudio, BargeIn, CancelInput, CloseSession)
 _LONG_SAMPLES = 16 * 250  # a stretch of speech that no detector overlooks
 
 
@@ -33,11 +42,23 @@ def check(evidence: Evidence) -> Iterator[Violation]:
         if choices.input_format != "pcm16" or choices.input_rate_hz != 16_000 or _refused(session):
             continue
         commands = session.site.seen.commands.get(session.session_id, ())
-        stream = b"".join(command.audio for _, command in commands if isinstance(command, AppendAudio))
-        yield from _passed_on(session, talk, stream)
+        sent = [command.audio for _, command in commands if isinstance(command, AppendAudio)]
+        yield from _passed_on(session, talk, b"".join(sent))
+        stream = _stream([command for _, command in commands])
         yield from _pieces(session, stream, talk.name)
         if evidence.calm and _plain(session, session.person, talk):
             yield from _speech(session, stream, talk.name)
+
+
+def _stream(commands: list[DuplexCommand]) -> bytes:
+    """The samples that were sent. Half a sample before a command that ends the input is dropped, which is a stated rule."""
+    stream = bytearray()
+    for command in commands:
+        if isinstance(command, AppendAudio):
+            stream += command.audio
+        elif isinstance(command, _ENDS_INPUT) and len(stream) % 2:
+            del stream[-1]
+    return bytes(stream)
 
 
 def _passed_on(session: SessionEvidence, talk: Conversation, stream: bytes) -> Iterator[Violation]:
@@ -69,11 +90,16 @@ def _pieces(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Viol
 
 
 def _resident(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Violation]:
-    """Units in order, each sample once; the end of a unit may be padding."""
-    position = 0
+    """Units in order, each sample once in an epoch; the end of a unit may be padding.
+
+    A new epoch is a new request, which may be given an interruption from its beginning.
+    """
+    position, epoch = 0, 0
     for planned in planned_for(session.site.seen.planned, session.session_id):
         if planned.silence or not planned.audio:
             continue
+        if planned.fence.epoch != epoch:
+            position, epoch = 0, planned.fence.epoch
         found = stream.find(planned.audio, position)
         size = len(planned.audio)
         if found < 0:
@@ -95,6 +121,7 @@ def _plain(session: SessionEvidence, person: Person, talk: Conversation) -> bool
     return (
         session.undisturbed
         and session.site.plan.family == "ephemeral"
+        and session.site.plan.transcribes  # else the words of a turn that was interrupted are lost with it
         and choices.detection is not None
         and not (person.hooks or person.work or person.library)
         and not orders & _INPUT_ORDERS

@@ -21,7 +21,10 @@ def _prompts(session: SessionEvidence) -> Iterator[Violation]:
         event = told.event
         if isinstance(event, ResponseAudio | ResponseText) and event.text:
             said.setdefault(event.response_id, []).append((told.at, event.text))
-    for pieces in by_request(session.site.seen.input, session.session_id, 0).values():
+    answered = by_request(session.site.seen.input, session.session_id, 1)
+    for request_id, pieces in by_request(session.site.seen.input, session.session_id, 0).items():
+        if request_id not in answered:
+            continue  # only a transcript was wanted: what else the request held had no consequence
         for fed in pieces:
             if not fed.prompt.final:
                 continue  # heard early, while the answer before it still went on: what counts is its last piece

@@ -19,21 +19,23 @@ def check(evidence: Evidence) -> Iterator[Violation]:
 
 def _numbers(session: SessionEvidence, accepted: list[Planned]) -> Iterator[Violation]:
     epochs: dict[int, int] = {}
-    turns: dict[int, int] = {}
-    position = (0, 0)
+    turns: dict[int, tuple[int, int]] = {}
+    epoch = 0
     for planned in accepted:
         fence = planned.fence
-        if fence.position < position:
-            yield Violation("B8", f"{session.session_id}: fence {fence.position} was accepted after {position}")
-        position = max(position, fence.position)
+        if fence.epoch < epoch:
+            yield Violation("B8", f"{session.session_id}: fence {fence.position} was accepted after epoch {epoch}")
+        epoch = max(epoch, fence.epoch)
         expected = epochs.get(fence.epoch, 0) + 1
         if planned.seq != expected:
             yield Violation("B8", f"{session.session_id}: seq {planned.seq} in place of {expected}")
         epochs[fence.epoch] = planned.seq
-        last = turns.get(fence.turn_id, 0)
-        if planned.turn_seq not in (last + 1, 1):
+        before, last = turns.get(fence.turn_id, (0, 0))
+        # What was in flight when the epoch moved was taken by the stage and counts for nothing.
+        again = planned.turn_seq == last and before < fence.epoch
+        if planned.turn_seq not in (last + 1, 1) and not again:
             yield Violation("B8", f"{session.session_id}: turn_seq {planned.turn_seq} after {last} at {fence.position}")
-        turns[fence.turn_id] = planned.turn_seq
+        turns[fence.turn_id] = (fence.epoch, planned.turn_seq)
 
 
 def _silence(session: SessionEvidence, accepted: list[Planned], *, leaps: bool) -> Iterator[Violation]:
