@@ -11,6 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duologue.engine.duplex.core import lease, lifecycle, responses, state, tail
+from duologue.engine.duplex.core.tables import TABLES, Table, advance
+from tests.unit.core.harness import World
 from tests.unit.core.storm import Storm
 
 ROOT = Path(__file__).parents[3]
@@ -43,3 +46,21 @@ def test_one_seed_one_digest_under_any_hash_seed() -> None:
         )
         digests.add(done.stdout)
     assert len(digests) == 1
+
+
+def test_storms_take_every_transition_that_the_tables_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that no life of a session ever takes is either dead or not tested."""
+    seen: set[tuple[int, str, str]] = set()
+
+    def noting(table: Table, state: str, event: str) -> str:
+        seen.add((id(table), state, event))
+        return advance(table, state, event)
+
+    for module in (lease, lifecycle, responses, state, tail):
+        monkeypatch.setattr(module, "advance", noting)
+    for seed in range(150):
+        Storm(seed).run(120)
+    unopened = World(opened=False)
+    unopened.close()
+    missing = [(name, *row) for name, table in TABLES.items() for row in table if (id(table), *row) not in seen]
+    assert missing == []

@@ -246,7 +246,7 @@ def close_requested(s: SessionState, item: CloseRequested) -> None:
         begin_close(s)
     if not s.cleanup_started:  # also if the terminal was claimed before: what the stages hold is cleaned in any case
         s.cleanup_started = True
-        ids = tuple(dict.fromkeys([*s.requests.clear(), *s.tail.orphans.values()]))
+        ids = tuple(dict.fromkeys([*s.requests.clear(), *(append.request_id for append in s.tail.orphans.values())]))
         s.tail.void()
         s.do(CleanupSession(request_ids=ids))
 

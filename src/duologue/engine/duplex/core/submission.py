@@ -97,7 +97,7 @@ def accepted(s: SessionState, item: AppendAccepted) -> None:
     """The stage has it."""
     append = s.tail.settle(item.number, accepted=True)
     if append is None:
-        _undo_orphan(s, item.number)
+        _undo_orphan(s, item.number, accepted=True)
         return
     record = s.requests.get(append.request_id)
     if record is not None:
@@ -110,8 +110,8 @@ def accepted(s: SessionState, item: AppendAccepted) -> None:
     pump(s)
 
 
-def _undo_orphan(s: SessionState, number: int) -> None:
-    request_id = s.tail.orphan(number)
+def _undo_orphan(s: SessionState, number: int, *, accepted: bool) -> None:
+    request_id = s.tail.orphan(number, accepted=accepted)
     if request_id is not None and request_id not in s.requests.records:
         # The abort may have overtaken the submission: say it again now that the stage certainly knows the request.
         s.do(AbortRequests(request_ids=(request_id,)))
@@ -122,7 +122,7 @@ def failed(s: SessionState, item: AppendFailed) -> None:
     """The stage did not take it: nothing behind it is submitted either, and the audio is kept for another try."""
     append = s.tail.settle(item.number, accepted=False)
     if append is None:
-        _undo_orphan(s, item.number)
+        _undo_orphan(s, item.number, accepted=False)
         return
     behind = [append, *s.tail.queue]
     s.tail.void()

@@ -32,11 +32,11 @@ class PendingAppend:
 
 @dataclass(slots=True)
 class AppendTail:
-    """``numbers`` counts submissions of the session; ``orphans`` maps numbers in flight that nobody waits for."""
+    """``numbers`` counts submissions of the session; ``orphans`` are in flight, by number, and nobody waits for them."""
 
     queue: deque[PendingAppend] = field(default_factory=deque)
     in_flight: PendingAppend | None = None
-    orphans: dict[int, str] = field(default_factory=dict)
+    orphans: dict[int, PendingAppend] = field(default_factory=dict)
     numbers: int = 0
     accepted: int = 0
     failed: int = 0
@@ -88,9 +88,13 @@ class AppendTail:
             self.failed += 1
         return append
 
-    def orphan(self, number: int) -> str | None:
-        """Forget an orphan; returns its request id, which must be aborted (again)."""
-        return self.orphans.pop(number, None)
+    def orphan(self, number: int, *, accepted: bool) -> str | None:
+        """The answer to an orphan's submission; returns its request id, which must be aborted (again)."""
+        append = self.orphans.pop(number, None)
+        if append is None:
+            return None
+        append.state = advance(APPEND, append.state, "accepted" if accepted else "rejected")
+        return append.request_id
 
     def void(self, request_id: str | None = None) -> int:
         """Drop what is queued (of one request, or all); returns the audio bytes dropped."""
@@ -108,7 +112,8 @@ class AppendTail:
         if current is not None and (request_id is None or current.request_id == request_id):
             current.state = advance(APPEND, current.state, "voided")
             dropped += len(current.audio)
-            self.orphans[current.number] = current.request_id
+            self.orphans[current.number] = current
+            current.audio = b""
             self.in_flight = None
             self.voided += 1
         return dropped
