@@ -272,11 +272,15 @@ class ModelChannel:
         return ErrorCode.STALE_FENCE, "The input was withdrawn while it was being submitted."
 
     def _accept(self, effect: SubmitAppend, request: AppendPlanRequest, submitted_at: float) -> None:
-        self._ctx.services.apply(AppendAccepted(number=effect.number, submitted_at=submitted_at))
+        failure: Exception | None = None
         try:
+            # Before the session hears of it: what it submits next must not reach the plugin first.
             self._ctx.plugin.commit_append(self._ctx.model_state, request)
         except Exception as exc:
-            self._ctx.services.plugin_failed("commit_append", exc, request_id=effect.request_id)
+            failure = exc
+        self._ctx.services.apply(AppendAccepted(number=effect.number, submitted_at=submitted_at))
+        if failure is not None:
+            self._ctx.services.plugin_failed("commit_append", failure, request_id=effect.request_id)
 
     def _refuse_with(self, effect: SubmitAppend, exc: BaseException) -> None:
         self._refuse(effect, *self._reason(exc))
