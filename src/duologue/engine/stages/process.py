@@ -57,6 +57,7 @@ logger = init_logger(__name__)
 _LOOK_EVERY_S = 0.01
 _KEPT_HERE = "DUOLOGUE__SERVER__"  # keys of clients are none of a stage's business
 _STDERR_S = 1.0
+_REAP_S = 10.0  # for the kernel to end what was killed: at once, unless the machine is very busy
 _TERM_AFTER = 0.5  # of the close time-out: then SIGTERM, at its end SIGKILL
 
 
@@ -214,7 +215,7 @@ class ProcessClient(StageClient, asyncio.Protocol):
                 if not await self._ended(process, bound * (1 - _TERM_AFTER)):
                     logger.warning("worker did not end when asked; killed", extra={"worker": self._spec.name})
                     process.kill()
-                    await self._ended(process, bound)
+                    await self._ended(process, _REAP_S)
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.abort()
