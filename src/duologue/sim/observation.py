@@ -6,6 +6,7 @@ engine, what it was fed counts when stage code gets it.
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -118,6 +119,12 @@ class Observations:
         end = f" error {output.error.code}" if output.error is not None else end
         text = f"{self.client_of(output.request_id)} {len(output.audio)} bytes {output.text!r}{end}"
         self.trace.note(f"{self.prefix}{stage}", "made", text)
+
+    def errand(self, name: str, what: str, output: RequestOutput | None) -> None:
+        """An ordinary request was answered."""
+        self.errands.setdefault(name, []).append((self.trace.now(), what, output))
+        said = "" if output is None else f" {output.text!r} {zlib.crc32(output.audio):08x}"
+        self.trace.note(name, "answer", f"{what}{said}")
 
     def event(self, session_id: str, number: int, event: SessionEvent) -> None:
         """A session said something."""

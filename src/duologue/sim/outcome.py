@@ -16,6 +16,7 @@ from duologue.sim.coverage import tally
 from duologue.sim.loop import SimulationError, VirtualRuntime, run
 from duologue.sim.plan import Plan
 from duologue.sim.trace import Trace
+from duologue.sim.twin import alone, compare, compare_errands, errands_alone
 from duologue.sim.world import World
 
 LIMIT_S: Final = 3_600.0
@@ -98,6 +99,23 @@ def _split(text: str) -> Violation:
     return Violation(rule, rest)
 
 
+def _twins(plan: Plan, trace: Trace) -> list[Violation]:
+    """Run what was promised not to notice the rest without the rest."""
+    if plan.witness:
+        twin, violations = live(alone(plan))
+        if twin is not None:
+            trace.count("twin.witness")
+            violations += compare(plan, trace, twin.trace)
+        return violations
+    if plan.errands and plan.people and not (plan.disturbed or plan.shuffle):
+        twin, violations = live(errands_alone(plan))
+        if twin is not None:
+            trace.count("twin.errands")
+            violations += compare_errands(plan, trace, twin.trace)
+        return violations
+    return []
+
+
 def simulate(plan: Plan) -> Outcome:
     """Run a plan and judge it."""
     begin = time.process_time()
@@ -107,6 +125,7 @@ def simulate(plan: Plan) -> Outcome:
         evidence = evidence_of(world)
         violations += judge(evidence)
         session_s = tally(evidence, world.trace)
+        violations += _twins(plan, world.trace)
     trace = world.trace if world is not None else Trace(lambda: 0.0)
     counts: Counter[str] = trace.counts
     return Outcome(

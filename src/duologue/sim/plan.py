@@ -251,6 +251,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     witness: str = ""
     keeps: tuple[str, ...] = ()
 
+    @property
+    def disturbed(self) -> bool:
+        """Whether something goes wrong that is not one client's own."""
+        return bool(self.replica_faults or self.deaths or self.leaps or self.shutdowns)
+
 
 def to_json(plan: Plan) -> bytes:
     """The plan as JSON, without what is at its default."""

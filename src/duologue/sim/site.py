@@ -137,12 +137,11 @@ class Site:
             case OutputInvalidated():
                 self.seen.invalidated.setdefault(message.session_id, []).append((self.trace.now(), message.response_id))
             case OutputMessage():
-                self.seen.errands.setdefault(message.request_id, []).append(
-                    (self.trace.now(), "finished" if message.finished else "output", message.output)
-                )
+                what = "finished" if message.finished else "output"
+                self.seen.errand(message.request_id, what, message.output)
                 return
             case ErrorMessage():
-                self.seen.errands.setdefault(message.request_id, []).append((self.trace.now(), message.code, None))
+                self.seen.errand(message.request_id, message.code, None)
                 return
             case _:
                 pass

@@ -22,6 +22,7 @@ from duologue.sim.trace import Trace
 
 WORK_LIMIT_S: Final = 600.0
 REST_S: Final = 150.0  # beside the time-outs of the sessions: sockets that went dark, clean-ups tried again
+IDLE_AFTER_S: Final = 18.0  # before the shortest idle time-out
 POLL_S: Final = 0.5
 
 
@@ -77,6 +78,7 @@ class World:
         for site in self.sites:
             site.heal()
         self.healed_at = self.runtime.now()
+        await self._look_at_the_idle()
         tables: dict[str, int] = {}
         limit_s = REST_S + max(_time_outs(site) for site in self.sites)
         for _ in range(round(limit_s / POLL_S)):
@@ -86,6 +88,24 @@ class World:
         self.trace.note("world", "rest", f"{self.runtime.now() - self.healed_at:.1f} s after the last fault")
         for name, size in tables.items():
             self.left_over.append(f"B11: {limit_s:g} s after the last fault {name} still holds {size}")
+
+    async def _look_at_the_idle(self) -> None:
+        """Who stayed and is silent: nothing may wait in a session in which nothing happens."""
+        if not any(talker.person.leave == "stay" for talker in self.talkers):
+            return
+        await asyncio.sleep(IDLE_AFTER_S)
+        for site in self.sites:
+            manager = site.orchestrator.session_manager
+            for attachment in site.hub.sessions:
+                runner = manager.runner(attachment.session_id)
+                if runner is None or attachment.owner is None or runner.session.active_response_id is not None:
+                    continue
+                self.trace.count("looked_at_idle")
+                # A resident model's request lives as long as its epoch; what was taken is for the socket to say.
+                kept = ("untaken", "requests") if site.plan.family == "resident" else ("untaken",)
+                left = {name: size for name, size in runner.session.tables().items() if size and name not in kept}
+                if left and runner.session.phase == "open":
+                    self.left_over.append(f"B20: {IDLE_AFTER_S:g} s after the last fault an idle session holds {left}")
 
     def _tables(self) -> dict[str, int]:
         return {

@@ -91,7 +91,7 @@ class Evidence:
         """Whether nothing was planned that may lose input: no faults, no tight limits."""
         plan = self.plan
         tight = {"tiny", "detector", "leaps", "crash", "shutdown"} & set(plan.keeps)
-        return not (plan.replica_faults or plan.deaths or plan.leaps or plan.shutdowns or tight)
+        return not (plan.disturbed or tight)
 
 
 def by_request(entries: list[Fed], session_id: str, stage: int) -> dict[str, list[Fed]]:

@@ -29,6 +29,8 @@ _INPUT_ORDERS = frozenset(
     {"commit", "input_commit", "clear", "input_cancel", "barge_in", "signal", "update", "bad_update", "broken", "again"}
 )
 _ENDS_INPUT = (CommitAudio, ClearAudio, BargeIn, CancelInput, CloseSession)
+MAX_TURNS = 8
+_SHORT_BYTES = 64  # as much stands somewhere by accident
 _LONG_SAMPLES = 16 * 250  # a stretch of speech that no detector overlooks
 
 
@@ -85,8 +87,26 @@ def _pieces(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Viol
         return
     for request_id, pieces in by_request(session.site.seen.input, session.session_id, 0).items():
         audio = b"".join(piece.prompt.audio for piece in pieces)
-        if audio and stream.find(audio) < 0:
+        if audio and not _sent(audio, stream):
             yield Violation("B9", f"{name}: the {len(audio)} bytes that {request_id[-16:]} was fed were not sent so")
+
+
+def _sent(audio: bytes, stream: bytes) -> bool:
+    """Whether ``audio`` stands in ``stream``: in one piece, or turn after turn where a model is told several at once."""
+    position = 0
+    for _ in range(MAX_TURNS):
+        found = stream.find(audio, position)
+        if found >= 0:
+            return True
+        low, high = 0, len(audio)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if stream.find(audio[:middle], position) >= 0 else (low, middle - 1)
+        if low < _SHORT_BYTES:
+            return False
+        position = stream.find(audio[:low], position) + low
+        audio = audio[low:]
+    return False
 
 
 def _resident(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Violation]:
