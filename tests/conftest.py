@@ -6,8 +6,10 @@ can be repeated), and nothing is judged by how long it took.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,14 @@ def models_dir() -> Path:
         names = ", ".join(entry.weight.name for entry in missing)
         pytest.fail(f"model files missing from {folder}: {names}. Type: make setup", pytrace=False)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _unchanged_logging() -> Iterator[None]:
+    """A command or server under test may set up logging for the whole process: the next test must not inherit that."""
+    logger = logging.getLogger("duologue")
+    handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
+    yield
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
+    logger.propagate = propagate
