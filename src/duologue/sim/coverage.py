@@ -58,13 +58,10 @@ def tally(evidence: Evidence, trace: Trace) -> float:
             _event(counts, event)
     for site in evidence.sites:
         counts["withdrawn"] += sum(len(entries) for entries in site.seen.invalidated.values())
-        for admission in site.seen.admissions:
-            if admission.refused is not None:
-                counts[f"refused.{admission.refused}"] += 1
-    for _, talks in evidence.people.values():
-        for talk in talks:
-            for heard in talk.heard:
-                _frame(counts, heard.event)
+        refused = (admission.refused for admission in site.seen.admissions if admission.refused is not None)
+        counts.update(f"refused.{why}" for why in refused)
+    for heard in (heard for _, talks in evidence.people.values() for talk in talks for heard in talk.heard):
+        _frame(counts, heard.event)
     for name in evidence.plan.keeps:
         counts[f"feature.{name}"] += 1
     return open_s
@@ -112,3 +109,13 @@ def _frame(counts: Counter[str], event: wire.ServerEvent | None) -> None:
 def missing(counts: Mapping[str, int]) -> list[str]:
     """Names of :data:`EXPECTED` that were never exercised."""
     return [name for name in EXPECTED if not counts.get(name)]
+
+
+def table(counts: Mapping[str, int]) -> str:
+    """The coverage as lines of three columns; what should not be zero and is stands first."""
+    lines = [f"never: {name}" for name in missing(counts)]
+    entries = [f"{name} {count}" for name, count in sorted(counts.items())]
+    rows = -(-len(entries) // 3)
+    for row in range(rows):
+        lines.append("".join(f"{entry:<44}" for entry in entries[row::rows]).rstrip())
+    return "\n".join(lines)

@@ -52,12 +52,7 @@ def smaller(plan: Plan) -> Iterator[Plan]:
     if len(plan.people) > 1:
         for index in range(len(plan.people)):
             yield _with(plan, people=_without(plan.people, index))
-    for name in _LISTS:
-        entries = getattr(plan, name)
-        if len(entries) > 1:
-            yield _with(plan, **{name: ()})
-        for index in range(len(entries)):
-            yield _with(plan, **{name: _without(entries, index)})
+    yield from _shorter_lists(plan)
     if plan.shuffle:
         yield _with(plan, shuffle=False)
     if plan.witness:
@@ -68,6 +63,15 @@ def smaller(plan: Plan) -> Iterator[Plan]:
     for index, deployment in enumerate(plan.deployments):
         for fewer in _smaller_deployment(deployment):
             yield _with(plan, deployments=(*plan.deployments[:index], fewer, *plan.deployments[index + 1 :]))
+
+
+def _shorter_lists(plan: Plan) -> Iterator[Plan]:
+    for name in _LISTS:
+        entries = getattr(plan, name)
+        if len(entries) > 1:
+            yield _with(plan, **{name: ()})
+        for index in range(len(entries)):
+            yield _with(plan, **{name: _without(entries, index)})
 
 
 def _smaller_person(person: Person) -> Iterator[Person]:
@@ -81,6 +85,11 @@ def _smaller_person(person: Person) -> Iterator[Person]:
             yield _with(person, **{name: _without(entries, index)})
     for change in _defaults(person, _KEPT | {"hooks", "work", "choices", "link"}):
         yield _with(person, **change)
+    yield from _plainer_person(person)
+
+
+def _plainer_person(person: Person) -> Iterator[Person]:
+    """The same deeds with fewer peculiarities."""
     for name, default in (("choices", Choices()), ("link", Link())):
         part = getattr(person, name)
         if part != default:

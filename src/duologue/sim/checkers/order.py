@@ -41,34 +41,55 @@ def _at_the_engine(session: SessionEvidence) -> Iterator[Violation]:
     yield from _responses(name, said, ended=bool(ends))
 
 
+class _Responses:
+    """Which responses of a session were created and done, and under which epoch the last one was."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._state: dict[str, str] = {}
+        self._epoch = -1
+
+    def created(self, event: events.ResponseCreated) -> Iterator[Violation]:
+        name, response_id = self._name, event.response_id
+        if response_id in self._state:
+            yield Violation("B1", f"{name}: {response_id} was created twice")
+        if "created" in self._state.values():
+            yield Violation("B1", f"{name}: {response_id} was created while another is open")
+        if event.epoch < self._epoch:
+            yield Violation("B3", f"{name}: {response_id} of epoch {event.epoch} after epoch {self._epoch}")
+        self._state[response_id], self._epoch = "created", event.epoch
+
+    def done(self, event: events.ResponseDone) -> Iterator[Violation]:
+        was = self._state.get(event.response_id)
+        if was != "created":
+            yield Violation("B1", f"{self._name}: {event.response_id} done but {was}")
+        self._state[event.response_id] = "done"
+        if event.status == "cancelled":
+            self._epoch = max(self._epoch, event.epoch + 1)
+
+    def content(self, kind: str, response_id: str) -> Iterator[Violation]:
+        was = self._state.get(response_id)
+        if was != "created":
+            yield Violation("B2", f"{self._name}: {kind} of {response_id}, which is {was}")
+
+    def left(self) -> list[str]:
+        return [response_id for response_id, where in self._state.items() if where == "created"]
+
+
 def _responses(name: str, said: list[events.SessionEvent], *, ended: bool) -> Iterator[Violation]:
-    state: dict[str, str] = {}
-    epoch = -1
+    responses = _Responses(name)
     for event in said:
         match event:
             case events.ResponseCreated():
-                if event.response_id in state:
-                    yield Violation("B1", f"{name}: {event.response_id} was created twice")
-                if "created" in state.values():
-                    yield Violation("B1", f"{name}: {event.response_id} was created while another is open")
-                if event.epoch < epoch:
-                    yield Violation("B3", f"{name}: {event.response_id} of epoch {event.epoch} after epoch {epoch}")
-                state[event.response_id], epoch = "created", event.epoch
+                yield from responses.created(event)
             case events.ResponseDone():
-                if state.get(event.response_id) != "created":
-                    yield Violation("B1", f"{name}: {event.response_id} done but {state.get(event.response_id)}")
-                state[event.response_id] = "done"
-                if event.status == "cancelled":
-                    epoch = max(epoch, event.epoch + 1)
+                yield from responses.done(event)
             case events.ResponseAudio() | events.ResponseText() | events.ResponseSpeak():
-                if state.get(event.response_id) != "created":
-                    text = f"{type(event).__name__} of {event.response_id}, which is {state.get(event.response_id)}"
-                    yield Violation("B2", f"{name}: {text}")
+                yield from responses.content(type(event).__name__, event.response_id)
             case _:
                 pass
-    left = [response_id for response_id, where in state.items() if where == "created"]
-    if left and ended:
-        yield Violation("B1", f"{name}: {left} never done")
+    if ended and responses.left():
+        yield Violation("B1", f"{name}: {responses.left()} never done")
 
 
 class _Response:
