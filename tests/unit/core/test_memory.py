@@ -28,7 +28,7 @@ from duologue.engine.duplex.plugin import ModelCapabilities
 from duologue.engine.duplex.results import Listened, TurnEnded
 from tests.unit.core.harness import CASCADE, MANUAL, NATIVE, PLAIN, SEMANTIC, VAD, World, audio, speech
 
-RUNTIME = DuplexSessionRuntimeConfig(max_items_per_session=12)
+RUNTIME = DuplexSessionRuntimeConfig(max_items_per_session=12, audio_delta_ms=400)
 MINUTES_5, HOUR = 30, 360  # turns of ten seconds
 
 
@@ -49,7 +49,7 @@ def sizes(value: object, name: str = "s", found: dict[str, int] | None = None) -
 
 
 def say(world: World, script: str) -> None:
-    world.say(script, frames=8)
+    world.say(script, frames=16)
 
 
 def polite(world: World, number: int) -> None:

@@ -31,10 +31,11 @@ def append_audio(s: SessionState, item: AudioAppended) -> None:
     s.lease.touch(s.now)
     limit = s.runtime.max_pending_input_bytes_per_session
     held = s.held_input_bytes
-    if held + len(item.pcm) > limit:
-        hearing.reclaim(s, held + len(item.pcm) - limit)
+    wanted = len(item.pcm) + item.following_bytes
+    if held + wanted > limit:
+        hearing.reclaim(s, held + wanted - limit)
         held = s.held_input_bytes
-    if held + len(item.pcm) > limit:
+    if held + wanted > limit:
         _refuse(s, item, held, limit)
         return
     s.input_refused = False
@@ -61,9 +62,10 @@ def _refuse(s: SessionState, item: AudioAppended, held: int, limit: int) -> None
     if s.input_refused and item.event_id is None:
         return
     s.input_refused = True
+    wanted = len(item.pcm) + item.following_bytes
     s.error(
         ErrorCode.INPUT_BACKPRESSURE,
-        f"The input buffer holds {held} bytes and may hold {limit}; this append of {len(item.pcm)} bytes was not "
+        f"The input buffer holds {held} bytes and may hold {limit}; this append of {wanted} bytes was not "
         "accepted. Commit or clear the buffer, then send it again.",
         event_id=item.event_id,
     )

@@ -42,7 +42,8 @@ class CommandRefused(_Item, frozen=True, kw_only=True):
 class AudioAppended(_Item, frozen=True, kw_only=True):
     """Decoded input. ``pcm`` is PCM16 at the model's rate; ``detector_pcm`` the same at 16 kHz (``None``: ``pcm`` itself).
 
-    Either may be empty: a resampler gives its samples when it has them.
+    Either may be empty: a resampler gives its samples when it has them. ``following_bytes``: so much of the same append
+    follows in items of its own; it is accepted or refused with this one.
     """
 
     pcm: bytes
@@ -52,6 +53,7 @@ class AudioAppended(_Item, frozen=True, kw_only=True):
     force_listen: bool = False
     force_barge_in: bool = False
     is_speech: bool | None = None
+    following_bytes: int = 0
 
 
 class SpeechScored(_Item, frozen=True, kw_only=True):

@@ -353,6 +353,11 @@ class DuplexEngineSession:
         return self._state.phase
 
     @property
+    def refuses_input(self) -> bool:
+        """Whether the last append was refused, for want of room."""
+        return self._state.input_refused
+
+    @property
     def active_response_id(self) -> str | None:
         response = self._state.response
         return response.response_id if response is not None else None
