@@ -1,0 +1,139 @@
+"""The commands of the simulator: run, replay, shrink, soak."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+if TYPE_CHECKING:
+    from duologue.sim.plan import Plan
+    from duologue.sim.soak import Progress
+
+sim_app = typer.Typer(
+    help="Run the real engine and server in virtual time, under seeded workloads and faults.", no_args_is_help=True
+)
+
+Seed = Annotated[int, typer.Argument(help="Number of the run.", min=0)]
+PlanFile = Annotated[Path | None, typer.Option("--plan", help="A plan or a regression from a file, not the seed's.")]
+
+
+@sim_app.command("run")
+def run_command(
+    seeds: Annotated[int, typer.Option(help="How many seeds.", min=1)] = 200,
+    first: Annotated[int, typer.Option("--from", help="The first of them.", min=0)] = 0,
+    minutes: Annotated[float | None, typer.Option(help="Stop after so many minutes.")] = None,
+    jobs: Annotated[int, typer.Option(help="Processes.", min=1, max=64)] = 1,
+) -> None:
+    """Run some seeds and say what failed, what it cost and what was exercised."""
+    from duologue.sim import soak as soaking
+
+    progress = soaking.Progress(first_seed=first, next_seed=first)
+    soaking.soak(progress, seeds=seeds, jobs=jobs, minutes=minutes)
+    _report(progress)
+    raise typer.Exit(1 if progress.failures else 0)
+
+
+@sim_app.command("soak")
+def soak_command(
+    state: Annotated[Path, typer.Option(help="File that holds how far the run has come.")] = Path("out/sim/soak.json"),
+    seeds: Annotated[int, typer.Option(help="How many seeds in all.", min=1)] = 100_000,
+    first: Annotated[int, typer.Option("--from", help="The first of them.", min=0)] = 1_000_000,
+    minutes: Annotated[float | None, typer.Option(help="Stop after so many minutes; the next call goes on.")] = None,
+    jobs: Annotated[int, typer.Option(help="Processes.", min=1, max=64)] = 1,
+) -> None:
+    """Run many seeds, in chunks; stop and go on at will."""
+    from duologue.sim import soak as soaking
+
+    state.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        progress = soaking.load(state, first)
+    except (ValueError, msgspec.ValidationError) as fault:
+        raise typer.BadParameter(str(fault), param_hint="--state") from None
+
+    def saved(now: soaking.Progress) -> None:
+        soaking.save(now, state)
+        typer.echo(f"{now.seeds} seeds, {len(now.failures)} failed, {now.cpu_s / max(now.seeds, 1):.3f} CPU s each")
+
+    soaking.soak(progress, seeds=seeds, jobs=jobs, minutes=minutes, saved=saved)
+    _report(progress)
+    raise typer.Exit(1 if progress.failures else 0)
+
+
+@sim_app.command("replay")
+def replay_command(
+    seed: Seed,
+    plan_file: PlanFile = None,
+    width: Annotated[int, typer.Option(help="Columns of a line.", min=40)] = 160,
+    options: Annotated[bool, typer.Option("--options", help="Print the plan first.")] = False,
+) -> None:
+    """Run one seed again and print what happened, as a timeline."""
+    from duologue.sim.outcome import live, simulate
+    from duologue.sim.plan import to_json
+    from duologue.sim.trace import show
+
+    plan = _plan(seed, plan_file)
+    if options:
+        typer.echo(to_json(plan).decode())
+    world, _ = live(plan)
+    for entry in world.trace.entries if world is not None else ():
+        typer.echo(show(entry, width))
+    outcome = simulate(plan)
+    typer.echo(f"seed {outcome.seed}  digest {outcome.digest}  features {' '.join(plan.keeps)}")
+    for violation in outcome.violations:
+        typer.echo(f"{violation.rule}: {violation.text}")
+    raise typer.Exit(1 if outcome.failed else 0)
+
+
+@sim_app.command("shrink")
+def shrink_command(
+    seed: Seed,
+    plan_file: PlanFile = None,
+    runs: Annotated[int, typer.Option(help="At most so many runs.", min=1)] = 600,
+    keep: Annotated[Path | None, typer.Option(help="Write the result here, as a regression.")] = None,
+    why: Annotated[str, typer.Option(help="What was wrong, for the regression.")] = "",
+) -> None:
+    """Find the smallest workload and fault set that still fails."""
+    from duologue.sim.plan import to_json
+    from duologue.sim.regression import Regression, save
+    from duologue.sim.shrink import shrink
+
+    try:
+        plan, outcome, count = shrink(_plan(seed, plan_file), max_runs=runs)
+    except ValueError as fault:
+        raise typer.BadParameter(str(fault), param_hint="SEED") from None
+    typer.echo(to_json(plan).decode())
+    for violation in outcome.violations:
+        typer.echo(f"{violation.rule}: {violation.text}")
+    typer.echo(f"{count} runs; digest {outcome.digest}")
+    if keep is not None:
+        save(Regression(rule=outcome.violations[0].rule, why=why or f"Seed {seed}.", plan=plan), keep)
+
+
+def _plan(seed: int, file: Path | None) -> Plan:
+    from duologue.sim.plan import from_json
+    from duologue.sim.regression import load
+    from duologue.sim.swarm import draw
+
+    if file is None:
+        return draw(seed)
+    try:
+        return load(file).plan
+    except msgspec.ValidationError:
+        return from_json(file.read_bytes())
+
+
+def _report(progress: Progress) -> None:
+    from duologue.sim.coverage import table
+
+    typer.echo(table(progress.counts))
+    count = max(progress.seeds, 1)
+    typer.echo(
+        f"{progress.seeds} seeds from {progress.first_seed}: {len(progress.failures)} failed; "
+        f"{progress.session_s / 60:.0f} session minutes, {progress.cpu_s:.0f} CPU s ({progress.cpu_s / count:.3f} a seed), "
+        f"{progress.wall_s:.0f} s"
+    )
+    for failure in progress.failures[:50]:
+        typer.echo(f"seed {failure.seed}: {' '.join(failure.rules)}: {failure.text}")
