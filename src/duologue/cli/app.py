@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from duologue.cli.fault import explain
+from duologue.sim.command import sim_app
 
 DEFAULT_URL = "ws://127.0.0.1:8765"
 
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Work with configuration files.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+app.add_typer(sim_app, name="sim")
 
 ApiKey = Annotated[str | None, typer.Option(envvar="DUOLOGUE_API_KEY", help="Key of the server.")]
 Url = Annotated[str, typer.Option(help="Address of the server.")]
