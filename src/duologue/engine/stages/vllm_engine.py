@@ -51,6 +51,7 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How the engine is made. ``kv_cache_bytes`` holds the keys and values of all open sequences together.
 
     ``step_tokens``: how much of a prompt is computed in one step, which neither another sequence nor an abort can interrupt.
+    ``prefix_caching``: keep whole blocks of closed sequences for others that begin alike, as long as nobody needs the memory.
     ``weights="dummy"`` makes random ones from the folder's ``config.json`` alone, for tests.
     """
 
@@ -63,6 +64,7 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "bfloat16"
     weights: Literal["files", "dummy"] = "files"
     eager: bool = True
+    prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         for key in ("slots", "context_tokens", "kv_cache_bytes", "block_tokens", "step_tokens"):
@@ -392,6 +394,7 @@ def _make_core(settings: VllmSettings) -> Any:
         max_num_batched_tokens=max(settings.step_tokens, settings.slots),
         kv_cache_memory_bytes=settings.kv_cache_bytes,
         async_scheduling=False,
+        enable_prefix_caching=settings.prefix_caching,
         disable_log_stats=True,
     ).create_engine_config()
     return core.EngineCore(config, executor.Executor.get_class(config), log_stats=False)

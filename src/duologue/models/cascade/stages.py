@@ -155,17 +155,15 @@ class RespondStage(Stage[Asked]):
         slots: int = 4,
         context_tokens: int = 2048,
         threads: int = 1,
-        kv_cache_bytes: int = 1 << 30,
     ) -> None:
-        """``language_model``: a GGUF file, or ``vllm:`` and a model folder; ``None``: the embedded one. ``kv_cache_bytes``
-        concerns vLLM only. (An endpoint's URL is :class:`duologue.models.cascade.remote.RemoteRespondStage`'s business.)"""
+        """``language_model``: a GGUF file, or ``vllm:`` and a model folder; ``None``: the embedded one.
+        (An endpoint's URL is :class:`duologue.models.cascade.remote.RemoteRespondStage`'s business.)"""
         self.concurrency = slots
         self._models_dir = models_dir
         self._language_model = language_model
         self._slot_count = slots
         self._context_tokens = context_tokens
         self._threads = threads
-        self._kv_cache_bytes = kv_cache_bytes
 
     def load(self) -> None:
         self._slots = Slots(self._slot_count)
@@ -181,12 +179,7 @@ class RespondStage(Stage[Asked]):
     def _make_model(self) -> Generator:
         named = self._language_model
         if named is not None and named.startswith(VLLM):
-            settings = settings_for(
-                named,
-                slots=self._slot_count,
-                context_tokens=self._context_tokens,
-                kv_cache_bytes=self._kv_cache_bytes,
-            )
+            settings = settings_for(named, slots=self._slot_count, context_tokens=self._context_tokens)
             return VllmLanguageModel(settings)
         path = Path(named).expanduser() if named else models_folder(self._models_dir) / MODEL_FILE
         return LanguageModel(path, slots=self._slot_count, context_tokens=self._context_tokens, threads=self._threads)

@@ -18,6 +18,9 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import parse_qsl
+
+import msgspec
 
 from duologue.engine.stages.tokens import TextStream, Vocabulary
 from duologue.engine.stages.vllm_engine import Decoded, OpenSequence, Sampling, VllmEngine, VllmSettings
@@ -27,22 +30,23 @@ from duologue.models.cascade.chat_template import ChatTemplate, detect_template,
 from duologue.models.cascade.language_model import ContextOverflowError
 
 SCHEME = "vllm:"
-"""How ``language_model`` names a folder for vLLM: ``vllm:/path/to/model``."""
+"""How ``language_model`` names a folder for vLLM: ``vllm:/path/to/model``, then settings as in a URL, for instance
+``?dtype=float32&kv_cache_bytes=2000000000``."""
 
-_DUMMY = "?weights=dummy"
 
-
-def settings_for(named: str, *, slots: int, context_tokens: int, kv_cache_bytes: int) -> VllmSettings:
-    """Settings for what ``language_model`` names. A folder without weights can be tried with ``?weights=dummy`` at the end:
-    the answers are nonsense, the cost is real."""
-    folder = named.removeprefix(SCHEME)
-    return VllmSettings(
-        model=folder.removesuffix(_DUMMY),
-        slots=slots,
-        context_tokens=context_tokens,
-        kv_cache_bytes=kv_cache_bytes,
-        weights="dummy" if folder.endswith(_DUMMY) else "files",
-    )
+def settings_for(named: str, *, slots: int, context_tokens: int) -> VllmSettings:
+    """Settings for what ``language_model`` names. ``ValueError`` for one that there isn't, or a value it can't have."""
+    folder, _, query = named.removeprefix(SCHEME).partition("?")
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    allowed = sorted(set(VllmSettings.__struct_fields__) - {"model", "slots", "context_tokens"})
+    for name in given:
+        if name not in allowed:
+            raise ValueError(f"language_model: {name!r} is no setting of vLLM here; allowed are {', '.join(allowed)}")
+    fixed = {"model": folder, "slots": slots, "context_tokens": context_tokens}
+    try:
+        return msgspec.convert({**given, **fixed}, VllmSettings, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"language_model: {error}") from error
 
 
 _REPEAT_PENALTY = 1.1  # as for the embedded model
