@@ -5,7 +5,8 @@ Rules kept here:
 * commands reach the session in the order in which they arrived, except those that stop something: these go first, and
   drop the input in front of them that they would have made pointless;
 * an append longer than a slice is decoded slice by slice with other sessions' work in between, and reaches the session
-  as several appends: its position in the order does not change;
+  as several appends: its position in the order does not change, and it is accepted or refused as one;
+* what waits behind it is bounded, and what goes beyond is refused at once: a socket brings more than is decoded;
 * a commit takes what the filters still hold back; a clear forgets it;
 * every ``Detect`` and ``ClassifyTurn`` is answered exactly once, also when the detector fails or is missing.
 """
@@ -26,6 +27,7 @@ from duologue.engine.duplex.commands import (
     ClearOutput,
     CloseSession,
     CommitAudio,
+    CreateItem,
     DuplexCommand,
     SignalTurn,
 )
@@ -51,6 +53,8 @@ logger = init_logger(__name__)
 SLICE_BYTES = 96_000
 """How much of an append is decoded in one go: about two seconds of PCM16 at 24 kHz."""
 
+_COMMAND_BYTES = 4096  # what a command counts as that waits, beside its audio and texts
+
 _URGENT = (BargeIn, CancelInput, CancelResponse, ClearOutput, CloseSession, SignalTurn)
 _FORGETS_INPUT = (BargeIn, CancelInput, CloseSession)
 
@@ -66,6 +70,7 @@ class SessionControl:
         *,
         wait_for_append_tail: Callable[[], bool],
         detection: DetectionService | None = None,
+        max_waiting_bytes: int = 16 * 1024 * 1024,
     ) -> None:
         self._ctx = ctx
         self.out = out
@@ -77,6 +82,9 @@ class SessionControl:
         self._format = ctx.session.config.input_format
         self._decoder = DualDecoder(self._format, self._model_rate_hz)
         self._waiting: deque[DuplexCommand] = deque()
+        self._waiting_bytes = 0
+        self._max_waiting_bytes = max_waiting_bytes
+        self._refusing = False
         self._scheduled = False
         self._closed = False
 
@@ -85,9 +93,29 @@ class SessionControl:
     def receive(self, command: DuplexCommand) -> None:
         """Take one client command."""
         if self._waiting and not isinstance(command, _URGENT):
-            self._waiting.append(command)
+            self._wait(command)
         else:
             self._take(command)
+
+    def _wait(self, command: DuplexCommand) -> None:
+        weight = _weight(command)
+        if self._waiting_bytes + weight <= self._max_waiting_bytes:
+            self._waiting.append(command)
+            self._waiting_bytes += weight
+            self._refusing = False
+            return
+        # Once per episode, as in the session: a client that floods is not flooded back.
+        if self._refusing and command.event_id is None:
+            return
+        self._refusing = True
+        self._ctx.services.apply(
+            CommandRefused(
+                code=ErrorCode.INPUT_BACKPRESSURE,
+                message=f"{self._waiting_bytes} bytes of events wait to be decoded and {self._max_waiting_bytes} may; this "
+                "event was not accepted. Send audio no faster than it is spoken, then send it again.",
+                event_id=command.event_id,
+            )
+        )
 
     def _take(self, command: DuplexCommand) -> None:
         match command:
@@ -108,6 +136,7 @@ class SessionControl:
         self._decoder.reset()
         kept = [command for command in self._waiting if not isinstance(command, AppendAudio | CommitAudio)]
         self._waiting = deque(kept)
+        self._waiting_bytes = sum(map(_weight, kept))
 
     def _append(self, command: AppendAudio) -> None:
         audio = command.audio
@@ -115,7 +144,9 @@ class SessionControl:
             self._decode(command, audio)
             return
         pieces = [audio[start : start + SLICE_BYTES] for start in range(0, len(audio), SLICE_BYTES)]
-        self._decode(command, pieces[0])
+        self._decode(command, pieces[0], following_bytes=self._decoded_bytes(len(audio) - len(pieces[0])))
+        if self._ctx.session.refuses_input:
+            return
         later = [
             AppendAudio(
                 audio=piece,
@@ -128,7 +159,13 @@ class SessionControl:
             for piece in pieces[1:]
         ]
         self._waiting.extendleft(reversed(later))
+        self._waiting_bytes += sum(map(_weight, later))
         self._schedule()
+
+    def _decoded_bytes(self, size: int) -> int:
+        """About what ``size`` bytes of the client's become."""
+        samples = size // self._format.bytes_per_sample
+        return samples * self._model_rate_hz // self._format.rate_hz * 2
 
     def _schedule(self) -> None:
         if not self._scheduled and self._waiting:
@@ -139,12 +176,13 @@ class SessionControl:
         self._scheduled = False
         while self._waiting and not self._closed:
             command = self._waiting.popleft()
+            self._waiting_bytes -= _weight(command)
             self._take(command)
             if isinstance(command, AppendAudio):
                 break
         self._schedule()
 
-    def _decode(self, command: AppendAudio, audio: bytes) -> None:
+    def _decode(self, command: AppendAudio, audio: bytes, *, following_bytes: int = 0) -> None:
         try:
             pcm, detector_pcm = self._decoder.decode(audio)
         except (AudioDataError, AudioFormatError) as exc:
@@ -161,6 +199,7 @@ class SessionControl:
                 force_listen=command.force_listen,
                 force_barge_in=command.force_barge_in,
                 is_speech=command.is_speech,
+                following_bytes=following_bytes,
             )
         )
 
@@ -258,14 +297,23 @@ class SessionControl:
     def stop_input(self) -> None:
         """The session is closing: what still waits to be decoded is not wanted."""
         self._waiting.clear()
+        self._waiting_bytes = 0
 
     def close(self) -> None:
         """The session is over."""
         self._closed = True
-        self._waiting.clear()
+        self.stop_input()
         if self._stream is not None:
             self._stream.close()
             self._stream = None
+
+
+def _weight(command: DuplexCommand) -> int:
+    """What a command that waits counts as."""
+    if isinstance(command, AppendAudio):
+        return _COMMAND_BYTES + len(command.audio)
+    texts = command.item.texts if isinstance(command, CreateItem) else ()
+    return _COMMAND_BYTES + sum(map(len, texts))
 
 
 def _why(exc: Exception) -> str:

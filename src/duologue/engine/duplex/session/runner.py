@@ -130,6 +130,7 @@ class DuplexSessionRunner:
             self.model,
             wait_for_append_tail=self._wait_for_append_tail,
             detection=detection,
+            max_waiting_bytes=self._limits.max_pending_input_bytes_per_session,
         )
         self.ending = SessionEnding(self)
         self._reports_output = reports_output
