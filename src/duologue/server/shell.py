@@ -3,7 +3,7 @@
 Rules kept here:
 
 * one pump per connection and no task per event; a frame is taken only when the socket can take it;
-* reading stops while the connection says so, and the peer feels it;
+* reading stops while the connection says so, and the peer feels it; however much a peer has sent, others get their turn;
 * operations at the engine outlive the socket: their answers always reach the connection;
 * whatever goes wrong in here ends this connection and no other.
 """
@@ -27,6 +27,8 @@ logger = init_logger(__name__)
 
 Message = MutableMapping[str, Any]
 FRAMES_PER_TURN: Final = 32  # then the loop gets its turn, however fast the peer reads
+READ_FRAMES_PER_TURN: Final = 16  # the same for what it sends: frames, or bytes of them
+READ_BYTES_PER_TURN: Final = 64 * 1024
 RETRIES: Final = 8
 RETRY_FIRST_S: Final = 0.5
 RETRY_LAST_S: Final = 5.0
@@ -100,22 +102,33 @@ class SocketShell:
 
     async def _read(self) -> None:
         connection = self.connection
+        frames = size = 0
         while not self._over:
             if not connection.reads:
                 self._readable.clear()
                 self._wake.set()
                 await self._readable.wait()
                 continue
+            # What has arrived already is received without a wait: thousands of frames may have come in one packet.
+            if frames >= READ_FRAMES_PER_TURN or size >= READ_BYTES_PER_TURN:
+                frames = size = 0
+                await asyncio.sleep(0)
             message = await self._receive()
             if message["type"] != "websocket.receive":
                 return
-            text = message.get(FRAME, message.get("text"))
-            if text is not None:
-                self._apply(connection.receive(text, self._runtime.now()))
-            else:
-                size = len(message.get("bytes") or b"")
-                self._apply(connection.receive_binary(size, self._runtime.now()))
+            frames += 1
+            size += self._take(message)
             self._wake.set()
+
+    def _take(self, message: Message) -> int:
+        """Hand one frame to the connection; returns its length."""
+        text = message.get(FRAME, message.get("text"))
+        if text is not None:
+            self._apply(self.connection.receive(text, self._runtime.now()))
+            return len(text)
+        size = len(message.get("bytes") or b"")
+        self._apply(self.connection.receive_binary(size, self._runtime.now()))
+        return size
 
     async def _pump(self) -> None:
         try:

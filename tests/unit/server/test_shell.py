@@ -285,3 +285,22 @@ async def test_an_opening_is_not_repeated_and_repeats_end() -> None:
     assert isinstance(fault, DuologueError) and engine.tries == 1
     fault = await ask(engine, messages.DetachSession(session_id="s", control_id="d"))
     assert isinstance(fault, DuologueError) and fault.code is ErrorCode.TIMEOUT
+
+
+@virtual(limit_s=60)
+async def test_a_peer_that_has_sent_much_does_not_keep_the_others_waiting(runtime: VirtualRuntime) -> None:
+    bench = Bench(runtime)
+    await settle()
+
+    def received() -> int:
+        return sum(isinstance(message, messages.SessionCommand) for message in bench.engine.posted)
+
+    for padding, at_once in ((0, 16), (40_000, 2)):
+        for _ in range(500):
+            bench.socket.client_sends("input_audio_buffer.clear", pad="x" * padding)
+        before, last = received(), received() + 500
+        while before < last:
+            await asyncio.sleep(0)
+            assert received() - before <= at_once
+            before = received()
+    await bench.leave()
