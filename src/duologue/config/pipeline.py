@@ -51,7 +51,7 @@ class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     ``final_output``: clients get this stage's outputs even if it is not the last. ``devices`` are GPUs as
     ``CUDA_VISIBLE_DEVICES`` names them ("0", or "0,1" for both); replicas in worker processes get them in turn.
-    ``environment`` and the times (in seconds) concern worker processes and Ray actors only, ``ray`` the latter.
+    ``environment`` and the heartbeat concern worker processes and Ray actors only, ``ray`` the latter. Times in seconds.
     """
 
     name: str

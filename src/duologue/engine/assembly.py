@@ -78,6 +78,8 @@ def _inproc(stage: StageConfig, runtime: Runtime, replica_id: int) -> InprocClie
         runtime=runtime,
         default_sampling_params=stage.sampling,
         model_config=stage.model,
+        start_timeout_s=stage.start_timeout_s,
+        close_timeout_s=stage.close_timeout_s,
     )
 
 

@@ -133,6 +133,8 @@ class DuplexOrchestrator(Orchestrator, DuplexStagePort):
         return [self.session_manager.reaper_loop(self._shutdown_event)]
 
     async def _shutdown_extensions(self) -> None:
+        if not self.alive:
+            self.session_manager.engine_fault = ErrorCode.ENGINE_DEAD
         await self.session_manager.shutdown()
 
     def _on_stage_submitted(

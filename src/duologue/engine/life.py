@@ -3,7 +3,8 @@
 Rules kept here:
 
 * messages are taken in order of arrival, each on the spot; one that has to wait does not hold up the next;
-* on a stop, extensions end first while the stages still work, then what is left of the requests, then the stages;
+* on a stop, extensions end first while the stages still work, then what is left of the requests, then the stages; each of
+  these has :data:`STEP_S` seconds, and what takes longer is left behind;
 * a background task that raises ends the engine, and whoever runs it gets that error.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from duologue.clock import Runtime
 
 logger = init_logger(__name__)
+
+STEP_S: Final = 30.0
 
 
 class LifeHooks(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,17 +130,29 @@ class EngineLife:
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
-        try:
-            await self._hooks.shutdown_extensions()
-        except Exception:
-            logger.exception("an extension failed to shut down")
+        await self._step("the extensions", self._hooks.shutdown_extensions())
         if self._fatal is None:
             fault = StageFault(ErrorCode.SHUTTING_DOWN, "The server is shutting down.")
         else:
             fault = StageFault(ErrorCode.ENGINE_DEAD, "The engine has stopped after a fault.")
-        await self._hooks.fail_all(fault)
-        await self._close_pools()
+        await self._step("the requests", self._hooks.fail_all(fault))
+        await self._step("the stages", self._close_pools())
         await self._lanes.close()
+
+    async def _step(self, what: str, work: Awaitable[None]) -> None:
+        async def guarded() -> None:
+            try:
+                await work
+            except Exception:
+                logger.exception("%s failed to end in order", what)
+
+        task = self._runtime.spawn(guarded(), name="engine-stop")
+        try:
+            _, late = await asyncio.wait([task], timeout=STEP_S)
+        finally:
+            task.cancel()
+        if late:
+            logger.error("%s did not end within %g s and are left behind", what, STEP_S)
 
     async def _close_pools(self) -> None:
         await asyncio.gather(*(pool.close() for pool in self._pools), return_exceptions=True)

@@ -21,6 +21,8 @@ class AddRequest(EngineQueueMessage, frozen=True, kw_only=True):
 
     ``companion_roles``: nothing is handed on from the entry stage before companions in these roles are done, which may
     be added before or after; the request fails if that takes longer than ``companion_wait_s`` once it is itself ready.
+
+    A request that has not ended after ``timeout_s`` fails; ``None``: whoever added it sees to its end.
     """
 
     request_id: str
@@ -32,6 +34,7 @@ class AddRequest(EngineQueueMessage, frozen=True, kw_only=True):
     resumable: bool = False
     companion_roles: tuple[str, ...] = ()
     companion_wait_s: float = 30.0
+    timeout_s: float | None = 600.0
 
 
 class StreamingUpdate(EngineQueueMessage, frozen=True, kw_only=True):

@@ -197,6 +197,11 @@ class OrchestratorBase:
         """How each stage is, for ``/health``."""
         return tuple(pool.health() for pool in self.stage_pools)
 
+    @property
+    def alive(self) -> bool:
+        """False once a fault of the engine itself ended it, or is about to."""
+        return self._life.fatal is None
+
     def release_session_key(self, session_key: str) -> None:
         """The owner of a ``session_key`` is gone: its resident contexts need not be found again."""
         for pool in self.stage_pools:
@@ -400,6 +405,8 @@ class OrchestratorBase:
             if state.running:
                 state.running = False
                 self._running_requests -= 1
+            if state.deadline is not None:
+                state.deadline.cancel()
             if abort and not state.session_owned:
                 outputs.extend(partial_messages(state))
             self._report_stats(state)

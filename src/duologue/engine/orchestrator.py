@@ -84,7 +84,15 @@ class Orchestrator(OrchestratorBase):
             return
         if message.companion_roles:
             self._cfg_tracker.expect(request_id, message.companion_roles, message.companion_wait_s)
+        if message.timeout_s is not None:
+            due = self.runtime.now() + message.timeout_s
+            state.deadline = self.runtime.call_at(due, self._overdue, state, message.timeout_s)
         self._begin(state, message.prompt, resumable=message.resumable)
+
+    def _overdue(self, state: OrchestratorRequestState, timeout_s: float) -> None:
+        fault = StageFault(ErrorCode.TIMEOUT, f"Request {state.request_id!r} has not ended within {timeout_s:g} s.")
+        # Not in its lane: what holds it up may be a job there.
+        self._lanes.launch(self._fail(state, state.entry_stage_id, fault), name="overdue")
 
     def _add_companion(self, message: AddCompanionRequest) -> None:
         request_id, parent_id = message.request_id, message.parent_id

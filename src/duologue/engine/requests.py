@@ -12,18 +12,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from duologue.config.stage_config import ModelConfig
 from duologue.engine.companions import MAX_COMPANIONS
 from duologue.engine.messages import AddCompanionRequest, AddRequest
 from duologue.engine.stages.edge import Topology
 from duologue.errors import ClientFault, ErrorCode
-from duologue.log import init_logger
 from duologue.metrics.stats import StageRequestStats
 from duologue.outputs import CompanionOutput, Options, RequestOutput, SamplingParams, StagePrompt, StageRequest
 
-logger = init_logger(__name__)
+if TYPE_CHECKING:
+    from duologue.clock import TimerHandle
 
 LONGEST_WAIT_S: Final = 600.0
 
@@ -132,6 +132,7 @@ class OrchestratorRequestState:
     parent_id: str | None = None
     inherited_replica: int | None = None
     running: bool = False
+    deadline: TimerHandle | None = None
     paused: bool = False
     held: deque[tuple[int, StagePrompt]] = field(default_factory=deque)
     lane: deque[LaneJob] = field(default_factory=deque)
@@ -204,6 +205,8 @@ def admit(message: AddRequest, topology: Topology, final_stages: frozenset[int])
         raise _misfit("final_stage_id", final, f"must be a stage that stage {message.entry_stage_id} leads to")
     _check_sampling(len(message.sampling_params), count)
     _check_roles(message, has_handoff=final != message.entry_stage_id)
+    if message.timeout_s is not None and not message.timeout_s > 0:
+        raise _misfit("timeout_s", message.timeout_s, "must be above 0 or null")
     return OrchestratorRequestState(
         request_id=message.request_id,
         prompt=message.prompt,

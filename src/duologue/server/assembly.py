@@ -168,7 +168,7 @@ async def _run(orchestrator: DuplexOrchestrator, front: EngineFront) -> None:
 def _health(orchestrator: DuplexOrchestrator) -> EngineHealth:
     slots = orchestrator.session_manager.health()
     return EngineHealth(
-        alive=True,
+        alive=orchestrator.alive,
         pools=tuple(
             PoolHealth(
                 name=stage.name,

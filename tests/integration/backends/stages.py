@@ -98,6 +98,11 @@ class Puppet:
                 yield _out(request, finished=True)
             case "die":
                 os._exit(7)
+            case "memory":
+                raise MemoryError("no room for 8 GiB")
+            case "exhaust":  # what the kernel does to a process when there is no memory left
+                yield _out(request, "before")
+                os.kill(os.getpid(), signal.SIGKILL)
             case "freeze":
                 ctypes.PyDLL(None).pause()  # PyDLL keeps the lock: nothing else in this process runs again
             case "environment":

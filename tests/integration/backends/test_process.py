@@ -11,7 +11,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -263,21 +262,37 @@ class Outbox:
                 await self.changed.wait()
 
 
-def test_a_pipeline_of_workers_survives_the_death_of_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("killed", "ended with SIGKILL, perhaps for want of memory"),
+        ("hung", "has not answered for"),
+        ("out of memory", "ended with SIGKILL, perhaps for want of memory"),
+        ("exited", "ended with exit code 7"),
+    ],
+)
+def test_a_pipeline_of_workers_survives_the_end_of_one(how: str, told: str) -> None:
+    environment = {"PYTHONPATH": str(REPOSITORY)}
+    pipeline = PipelineConfig(
+        stages=(
+            StageConfig(
+                name="first",
+                factory=f"{STAGES}:Parallel",
+                environment=environment,
+                heartbeat_s=0.5,
+                heartbeat_timeout_s=3.0,
+            ),
+            StageConfig(name="second", factory=f"{STAGES}:Asynchronous", environment=environment, replicas=2),
+            StageConfig(name="third", factory=f"{STAGES}:Blocking", backend="inproc"),
+        ),
+        edges=(
+            EdgeConfig(source="first", target="second", processor=f"{__name__}:say_again"),
+            EdgeConfig(source="second", target="third", processor=f"{__name__}:say_again"),
+        ),
+    )
+
     async def scenario() -> None:
         runtime = AsyncioRuntime()
-        environment = {"PYTHONPATH": str(REPOSITORY)}
-        pipeline = PipelineConfig(
-            stages=(
-                StageConfig(name="first", factory=f"{STAGES}:Blocking", environment=environment),
-                StageConfig(name="second", factory=f"{STAGES}:Asynchronous", environment=environment, replicas=2),
-                StageConfig(name="third", factory=f"{STAGES}:Blocking", backend="inproc"),
-            ),
-            edges=(
-                EdgeConfig(source="first", target="second", processor=f"{__name__}:say_again"),
-                EdgeConfig(source="second", target="third", processor=f"{__name__}:say_again"),
-            ),
-        )
         pools = build_pools(pipeline, runtime)
         pools[0].replicas._slots[0].backoff.policy = RestartPolicy(first_s=0.01)
         outbox = Outbox()
@@ -295,22 +310,50 @@ def test_a_pipeline_of_workers_survives_the_death_of_one(tmp_path: Path) -> None
         assert isinstance(ended, OutputMessage)
         assert ended.output.text == "hello"
         engine.post(AddRequest(request_id="b", prompt=StagePrompt(text="flood")))
-        await asyncio.sleep(0)
+        engine.post(AddRequest(request_id="elsewhere", prompt=StagePrompt(text="count 3"), entry_stage_id=1))
         client = pools[0].stage_client
         assert isinstance(client, ProcessClient)
-        assert client.pid is not None
-        os.kill(client.pid, signal.SIGKILL)
+        end_worker(how, client, engine)
         failed = await outbox.until_ended("b")
         assert isinstance(failed, ErrorMessage)
-        assert failed.code == "replica_unavailable"
+        assert (failed.code, told in failed.message) == ("replica_unavailable", True), failed.message
+        assert isinstance(await outbox.until_ended("elsewhere"), OutputMessage), "survivors go on"
         await until(lambda: bool(pools[0].live_replica_ids))
+        assert pools[0].live_replica_ids == [1]
         engine.post(AddRequest(request_id="c", prompt=StagePrompt(text="echo again")))
         ended = await outbox.until_ended("c")
         assert isinstance(ended, OutputMessage)
+        assert [message.request_id for message in outbox.messages if isinstance(message, ErrorMessage)].count("b") == 1
         assert {name: size for name, size in engine.tables().items() if size} == {}
         engine.post(Shutdown())
         await run
         await runtime.aclose()
+
+    play(scenario)
+
+
+def end_worker(how: str, client: ProcessClient, engine: Orchestrator) -> None:
+    """Bring about the end of the first stage's worker, from outside or by what its stage does."""
+    assert client.pid is not None
+    match how:
+        case "killed":
+            os.kill(client.pid, signal.SIGKILL)
+        case "hung":
+            os.kill(client.pid, signal.SIGSTOP)
+        case "out of memory":
+            engine.post(AddRequest(request_id="greedy", prompt=StagePrompt(text="exhaust")))
+        case _:
+            engine.post(AddRequest(request_id="rude", prompt=StagePrompt(text="die")))
+
+
+def test_want_of_memory_in_stage_code_fails_its_request_alone() -> None:
+    async def scenario() -> None:
+        async with replica("process", "Blocking") as one:
+            (failed,) = await one.ask("r", "memory")
+            assert failed.error is not None
+            assert "MemoryError: no room" in failed.error.message
+            assert (await one.ask("s", "echo x"))[-1].text == "x"
+            assert one.sink.deaths == []
 
     play(scenario)
 

@@ -13,9 +13,11 @@ from functools import partial
 
 import msgspec
 import pytest
+from websockets.exceptions import ConnectionClosed
 
 from duologue.clock import AsyncioRuntime
 from duologue.config.service import DuologueConfig, ModelChoice, ServerConfig
+from duologue.engine.duplex.session.manager import DuplexSessionManager
 from duologue.metrics.meters import StageMeters
 from duologue.server.assembly import build_model, engine, serve_config
 from duologue.server.main import main
@@ -40,6 +42,18 @@ def tone(seconds: float, rate_hz: int) -> str:
     count = round(seconds * rate_hz)
     samples = (round(8_000 * math.sin(2 * math.pi * 220 * n / rate_hz)) for n in range(count))
     return base64.b64encode(struct.pack(f"<{count}h", *samples)).decode()
+
+
+async def post(server: Server, path: str, body: bytes) -> bytes:
+    """A plain POST of JSON: the whole answer."""
+    reader, writer = await asyncio.open_connection(server.listening.host, server.listening.port)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answer
 
 
 async def ask(client: Talker, rate_hz: int) -> None:
@@ -126,6 +140,42 @@ async def test_the_fifth_session_is_refused_and_a_freed_slot_is_free_at_once() -
             assert (await sixth.next())["type"] == "session.created"
         for client, _ in clients[1:]:
             await client.__aexit__(None, None, None)
+
+
+@on_loop
+async def test_a_fault_of_the_engine_ends_everything_in_order_and_health_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken = asyncio.Event()
+
+    async def fail(manager: object, stopping: object) -> None:
+        await broken.wait()
+        raise ArithmeticError("a background task")
+
+    monkeypatch.setattr(DuplexSessionManager, "reaper_loop", fail)
+    async with real(config(**LONG)) as host:
+        assert (await http(host, "/health"))[0] == 200
+        async with host.client("/v1/realtime?model=gpt-realtime") as client:
+            await client.until("session.created")
+            await client.send("session.update", session={"audio": {"input": {"turn_detection": None}}})
+            await client.until("session.updated")
+            await ask(client, 24_000)
+            await client.until("response.output_audio.delta")
+            speech = json.dumps({"model": "scripted", "input": "One. Two. Three.", "voice": "alloy"}).encode()
+            other = asyncio.ensure_future(post(host, "/v1/audio/speech", speech))
+            broken.set()
+            response = (await client.until("response.done"))["response"]
+            assert response["status"] != "completed"
+            error = await client.until("error")
+            assert error["error"]["code"] == "engine_dead"
+            with pytest.raises(ConnectionClosed) as closed:
+                await client.until("nothing more")
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1011
+        await asyncio.wait_for(other, 10)
+        status, body = await http(host, "/health")
+        assert (status, json.loads(body)["status"]) == (503, "dead")
+        assert (await http(host, "/ready"))[0] == 503
 
 
 @on_loop

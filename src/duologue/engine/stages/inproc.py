@@ -38,9 +38,14 @@ class InprocClient(StageClient):
         runtime: Runtime,
         default_sampling_params: SamplingParams = DEFAULT_SAMPLING,
         model_config: ModelConfig = UNKNOWN_MODEL,
+        start_timeout_s: float = 120.0,
+        close_timeout_s: float = 5.0,
     ) -> None:
+        """The time-outs bound what asynchronous stage code may wait for when it is loaded and shut down."""
         self.default_sampling_params = default_sampling_params
         self.model_config = model_config
+        self._start_timeout_s = start_timeout_s
+        self._close_timeout_s = close_timeout_s
         self._stage = stage
         self._runtime = runtime
         self._sink: StageSink | None = None
@@ -61,7 +66,14 @@ class InprocClient(StageClient):
     async def start(self, sink: StageSink) -> None:
         stage = self._stage
         if isinstance(stage, AsyncStage):
-            await stage.load()
+            try:
+                async with asyncio.timeout(self._start_timeout_s):
+                    await stage.load()
+            except TimeoutError:
+                raise StageFault(
+                    ErrorCode.REPLICA_UNAVAILABLE,
+                    f"{type(stage).__name__} was not loaded after {self._start_timeout_s:g} s; raise its start_timeout_s.",
+                ) from None
             self._works = TaskWorks(stage, self._push, self._spawn, self._runtime.now)
         else:
             stage.load()
@@ -100,7 +112,8 @@ class InprocClient(StageClient):
             return
         try:
             if isinstance(self._stage, AsyncStage):
-                await self._stage.shutdown()
+                async with asyncio.timeout(self._close_timeout_s):
+                    await self._stage.shutdown()
             else:
                 self._stage.shutdown()
         except Exception:

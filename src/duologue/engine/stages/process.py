@@ -55,8 +55,9 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 _LOOK_EVERY_S = 0.01
-_KEPT_HERE = "DUOLOGUE__SERVER__"  # keys of clients are none of a stage's business
+KEPT_HERE = "DUOLOGUE__SERVER__"  # keys of clients are none of a stage's business
 _STDERR_S = 1.0
+_EXIT_CODE_S = 0.1
 _REAP_S = 10.0  # for the kernel to end what was killed: at once, unless the machine is very busy
 _TERM_AFTER = 0.5  # of the close time-out: then SIGTERM, at its end SIGKILL
 
@@ -116,7 +117,7 @@ class ProcessClient(StageClient, asyncio.Protocol):
 
     @property
     def healthy(self) -> bool:
-        return self._up and not self._closing
+        return self._up and not self._closing and not self._disconnected.is_set()
 
     @property
     def pid(self) -> int | None:
@@ -179,7 +180,7 @@ class ProcessClient(StageClient, asyncio.Protocol):
         environment = {
             "OPENBLAS_NUM_THREADS": "1",
             "OMP_NUM_THREADS": "1",
-            **{name: value for name, value in os.environ.items() if not name.startswith(_KEPT_HERE)},
+            **{name: value for name, value in os.environ.items() if not name.startswith(KEPT_HERE)},
             # What can be imported here can be imported there.
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             **self._visible_devices(),
@@ -386,10 +387,19 @@ class ProcessClient(StageClient, asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disconnected.set()
         self._writable.set()
-        if self._closing:
-            return
+        if not self._closing:
+            self._name_the_end(self._runtime.now() + _EXIT_CODE_S)
+
+    def _name_the_end(self, deadline: float) -> None:
+        """The socket ends a moment before the process can be asked how it ended; people want to know."""
         code = None if self._process is None else self._process.poll()
-        self._lost("died" if code is None else f"ended with {_named(code)}")
+        now = self._runtime.now()
+        if code is None and self._process is not None and now < deadline:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._runtime.call_at(now + _LOOK_EVERY_S, self._name_the_end, deadline)
+            return
+        self._lost("died" if code is None else f"ended with {_named(code)}{_hint(code)}")
 
 
 def _named(returncode: int) -> str:
@@ -399,3 +409,8 @@ def _named(returncode: int) -> str:
         except ValueError:
             return f"signal {-returncode}"
     return f"exit code {returncode}"
+
+
+def _hint(returncode: int) -> str:
+    # Nobody else sends this signal uninvited: the kernel does when memory runs out.
+    return ", perhaps for want of memory" if returncode == -signal.SIGKILL else ""

@@ -79,6 +79,7 @@ class DuplexSessionManager:
         self._registry = SessionRegistry()
         self._leaving: dict[str, SessionRecord] = {}
         self._stopping = False
+        self.engine_fault: ErrorCode | None = None
         self._terminal_sent = asyncio.Event()
 
     # Messages
@@ -452,11 +453,15 @@ class DuplexSessionManager:
         runner.ending.retry()
 
     async def shutdown(self) -> None:
-        """Every session gets its terminal; returns when all have it, at the latest ``close_timeout_s`` later."""
+        """Every session gets its terminal; returns when all have it, at the latest ``close_timeout_s`` later.
+
+        The terminals tell of :attr:`engine_fault`, if the engine stops for one and not because it was asked to.
+        """
         self._stopping = True
         records = self._registry.records()
+        fault = self.engine_fault
         for record in records:
-            self._begin_close(record, "closed", "shutdown")
+            self._begin_close(record, "closed", "shutdown" if fault is None else fault.value, fault)
         while any(not record.terminal_sent for record in records):
             self._terminal_sent.clear()
             await self._terminal_sent.wait()
