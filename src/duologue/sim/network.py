@@ -218,6 +218,7 @@ class ServerEnd(DirectTransport):
         self._pipe = pipe
         self._told = False
         self.on_frame: Callable[[bytes], None] = _ignore  # sees what the server reads
+        self.on_send: Callable[[bytes], None] = _ignore  # sees what the server hands over
         pipe.down.on_read = self._read
 
     def _read(self) -> None:
@@ -233,6 +234,7 @@ class ServerEnd(DirectTransport):
         down = self._pipe.down
         if down.ended is not None or self._pipe.up.ended is not None:
             raise SocketLostError
+        self.on_send(frame)
         down.put(frame)
 
     def abort(self) -> None:

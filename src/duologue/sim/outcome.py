@@ -85,6 +85,7 @@ def evidence_of(world: World) -> Evidence:
                 max_sessions=site.config.max_sessions,
                 idle_ttl_s=site.config.idle_ttl_s,
                 grace_s=site.config.disconnect_grace_s,
+                send_ahead_ms=site.config.send_ahead_ms,
                 crashed=index in crashed,
                 stopped_at=site.stopped_at,
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -35,6 +36,13 @@ from duologue.sim.replica import ReplicaFaults, SimReplica
 from duologue.sim.stages import STAGES, StageDesk
 from duologue.sim.trace import Trace
 
+_CONTENT: Final = (
+    b'{"type":"response.output_audio.delta"',
+    b'{"type":"response.output_audio_transcript.delta"',
+    b'{"type":"response.output_text.delta"',
+)
+_RESPONSE: Final = re.compile(rb'"response_id":"([^"]+)"')
+_SEQ: Final = re.compile(rb'"server_event_seq":(\d+)')
 MODEL: Final = "sim"
 DRAIN_S: Final = 10.0
 
@@ -66,6 +74,8 @@ class Site:
         self.config = DuplexSessionRuntimeConfig(**self.plan.runtime)  # type: ignore[arg-type]
         self.limits = ConnectionLimits(**self.plan.limits)  # type: ignore[arg-type]
         self.stopped_at: float | None = None
+        self._withdrawn: set[str] = set()
+        self._handed: dict[str, int] = {}
         self._life: asyncio.Task[None] | None = None
         self._stop: asyncio.Task[None] | None = None
         self._build()
@@ -135,6 +145,7 @@ class Site:
                 if isinstance(message.event, SessionClosed | SessionExpired):
                     self._ended(message.session_id)
             case OutputInvalidated():
+                self._withdrawn.add(message.response_id)
                 self.seen.invalidated.setdefault(message.session_id, []).append((self.trace.now(), message.response_id))
             case OutputMessage():
                 what = "finished" if message.finished else "output"
@@ -146,6 +157,21 @@ class Site:
             case _:
                 pass
         self.front.outputs.put_nowait(message)
+
+    def handed_over(self, frame: bytes) -> None:
+        """The server gives a frame to a socket: content that was withdrawn must not be among it (a replay may)."""
+        if not frame.startswith(_CONTENT):
+            return
+        found = _RESPONSE.search(frame)
+        response_id = found.group(1).decode() if found is not None else ""
+        seq = _SEQ.search(frame)
+        number = int(seq.group(1)) if seq is not None else 0
+        session_id = response_id[5:44]
+        replayed = 0 < number <= self._handed.get(session_id, 0)
+        if number:
+            self._handed[session_id] = max(number, self._handed.get(session_id, 0))
+        if response_id in self._withdrawn and not replayed:
+            self.seen.samples.append(f"D7: {response_id} was handed over after it had been withdrawn")
 
     def _ended(self, session_id: str) -> None:
         """A terminal leaves: by now its slot must be free, unless it says otherwise."""

@@ -118,6 +118,7 @@ class Talker:
         jitter = random.Random(f"{self.world.seed}:net:{self.person.name}:{number}").random
         pipe = Pipe(self.runtime, self.person.link, jitter, f"{self.person.name}.{number}")
         pipe.server.on_frame = lambda frame: self._server_read(talk, attempt, frame)
+        pipe.server.on_send = self.site.handed_over
         self.trace.note(self.person.name, "dial", f"{number} {how}")
         self.site.connect(pipe, self.person.name, query)
         self.pipes.append(pipe)

@@ -34,6 +34,7 @@ class SiteEvidence(NamedTuple):
     max_sessions: int
     idle_ttl_s: float | None
     grace_s: float
+    send_ahead_ms: int | None
     crashed: bool
     stopped_at: float | None
 

@@ -1,12 +1,18 @@
-"""Sequence numbers, fences and the silence that clocks a resident model (B8, B17)."""
+"""Sequence numbers and fences, the silence that clocks a resident model, and how far audio runs ahead (B8, B17, P1)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
-from duologue.engine.duplex.events import ResponseCreated
+from duologue.engine.duplex.events import ResponseAudio, ResponseCreated
 from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, planned_for
 from duologue.sim.observation import Planned
+from duologue.sim.plan import Order, Person
+
+_CLOCK_ORDERS: Final = frozenset(
+    {"ack", "wrong_ack", "truncate", "again", "output_clear", "output_clear_old", "barge_in", "signal", "delete"}
+)
 
 
 def check(evidence: Evidence) -> Iterator[Violation]:
@@ -15,6 +21,8 @@ def check(evidence: Evidence) -> Iterator[Violation]:
         accepted = list(planned_for(session.site.seen.planned, session.session_id))
         yield from _numbers(session, accepted)
         yield from _silence(session, accepted, leaps=bool(evidence.plan.leaps))
+        if not evidence.plan.leaps:
+            yield from _ahead(session)
 
 
 def _numbers(session: SessionEvidence, accepted: list[Planned]) -> Iterator[Violation]:
@@ -62,3 +70,31 @@ def _silence(session: SessionEvidence, accepted: list[Planned], *, leaps: bool) 
             )
             yield Violation("B17", f"{session.session_id}: {text}")
         run = []
+
+
+def _ahead(session: SessionEvidence) -> Iterator[Violation]:
+    """No more than ``send_ahead_ms`` beyond what can have been played leaves; a client that lies may hurry it."""
+    limit_ms, person = session.site.send_ahead_ms, session.person
+    if limit_ms is None or person is None or person.acks == "wrong" or _lies(person):
+        return
+    begin: dict[str, float] = {}
+    sent_ms: dict[str, float] = {}
+    for told in session.told:
+        event = told.event
+        if not isinstance(event, ResponseAudio):
+            continue
+        name = event.response_id
+        begin.setdefault(name, told.at)
+        sent_ms[name] = sent_ms.get(name, 0.0) + len(event.audio) * 500 / event.rate_hz
+        played_ms = (told.at - begin[name]) * 1000
+        # The answer before may still play when this one begins: both run ahead, by the same allowance in all.
+        if sent_ms[name] > played_ms + limit_ms + 1.0:
+            text = f"{sent_ms[name]:.0f} ms of {name} left within {played_ms:.0f} ms, {limit_ms} ms ahead are allowed"
+            yield Violation("P1", f"{session.session_id}: {text}")
+            return
+
+
+def _lies(person: Person) -> bool:
+    """Whether its commands may move the playback clock."""
+    steps = (*person.voice, *person.hands)
+    return person.truncates or any(isinstance(step, Order) and step.name in _CLOCK_ORDERS for step in steps)
