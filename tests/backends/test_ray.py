@@ -121,6 +121,22 @@ def test_an_actor_that_hangs_is_found_by_its_silence_and_killed(nodes: Nodes) ->
     play(scenario)
 
 
+def test_an_actor_gets_no_client_keys_and_one_inference_thread(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUOLOGUE__SERVER__API_KEYS", "secret")
+
+    async def scenario() -> None:
+        runtime = AsyncioRuntime()
+        client = client_on(nodes, nodes.placement, runtime, f"{STAGES}:Blocking", environment={"MINE": "yes"})
+        one = Replica(client, runtime)
+        await client.start(one.sink)
+        for name, expected in (("DUOLOGUE__SERVER__API_KEYS", ""), ("OMP_NUM_THREADS", "1"), ("MINE", "yes")):
+            assert (await one.ask(name, f"environment {name}"))[-1].text == expected
+        await client.close()
+        await runtime.aclose()
+
+    play(scenario)
+
+
 def test_closing_ends_the_process(nodes: Nodes) -> None:
     async def scenario() -> None:
         runtime = AsyncioRuntime()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import re
 import threading
 from collections.abc import Awaitable, Sequence
@@ -40,7 +41,7 @@ from duologue.engine.stages.frames import (
     from_worker,
 )
 from duologue.engine.stages.piece import CallResult, value_of
-from duologue.engine.stages.process import WorkerSpec
+from duologue.engine.stages.process import KEPT_HERE, WorkerSpec
 from duologue.engine.stages.process_end import OWN_PROCESS
 from duologue.engine.stages.ray_actor import WINDOW, StageActor
 from duologue.errors import ClientFault, ErrorCode, StageFault
@@ -157,7 +158,14 @@ class RayClient(StageClient):
             options["scheduling_strategy"] = strategies.NodeAffinitySchedulingStrategy(placement.node, soft=False)
         elif placement.node is not None:
             resources[f"node:{placement.node}"] = _NODE_SHARE
-        environment = {OWN_PROCESS: "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **self._spec.environment}
+        environment = {
+            # A node that was started from here has inherited everything.
+            **{name: "" for name in os.environ if name.startswith(KEPT_HERE)},
+            OWN_PROCESS: "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+            **self._spec.environment,
+        }
         remote = self._ray.remote(concurrency_groups={"input": 1, "output": 1})(StageActor)
         self._actor = remote.options(
             num_cpus=placement.cpus,

@@ -1,0 +1,86 @@
+"""What a round trip through the ``ray`` backend costs: ``python -m duologue.bench.ray_trip``. Needs the extra ``ray``.
+
+Starts a cluster of two nodes on this machine, puts one replica on the node that is not the head, and prints how long the
+start took, then the median and the 99th percentile of a round trip with 4 KB and with 1 MiB of audio, next to the same
+through a worker process, in microseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import time
+from typing import Any
+
+from duologue.bench.hop import Waiter
+from duologue.clock import AsyncioRuntime
+from duologue.config.pipeline import RayPlacement
+from duologue.engine.stages.contract import StageClient
+from duologue.engine.stages.process import ProcessClient, WorkerSpec
+from duologue.engine.stages.ray_client import RayClient, load_ray
+from duologue.outputs import SamplingParams, StagePrompt, StageRequest
+
+ROUNDS = 500
+SIZES = {"4 KB": 4_096, "1 MiB": 1_048_576}
+_SPEC = WorkerSpec(factory="duologue.bench.echo:EchoWorkerStage", name="echo")
+
+
+async def round_trips_us(client: StageClient, size_bytes: int) -> tuple[float, float]:
+    """Median and 99th percentile from submitting a piece to its echo."""
+    waiter = Waiter()
+    loop = asyncio.get_running_loop()
+    await client.start(waiter)
+    request = StageRequest(
+        request_id="bench",
+        external_req_id="bench",
+        prompt=StagePrompt(audio=bytes(size_bytes), audio_rate_hz=16_000, final=False),
+        params=SamplingParams(),
+        resumable=True,
+    )
+    waiter.arrived = loop.create_future()
+    await client.submit(request)
+    await waiter.arrived
+    samples = []
+    for _ in range(ROUNDS):
+        waiter.arrived = loop.create_future()
+        start = time.perf_counter()
+        await client.update(request)
+        await waiter.arrived
+        samples.append((time.perf_counter() - start) * 1e6)
+    await client.close()
+    samples.sort()
+    return samples[len(samples) // 2], samples[len(samples) * 99 // 100]
+
+
+async def measure(address: str) -> None:
+    """Print the table."""
+    placement = RayPlacement(address=address, cpus=0, resources={"far": 1})
+    for label, size_bytes in SIZES.items():
+        for name in ("process", "ray"):
+            runtime = AsyncioRuntime()
+            client: StageClient = ProcessClient(_SPEC, runtime=runtime)
+            if name == "ray":
+                client = RayClient(_SPEC, placement, runtime=runtime)
+            median, late = await round_trips_us(client, size_bytes)
+            await runtime.aclose()
+            print(f"{label:6s}  {name:8s}  {median:9.0f}  {late:9.0f}", flush=True)
+
+
+def main() -> None:
+    ray: Any = load_ray()
+    start = time.perf_counter()
+    cluster: Any = importlib.import_module("ray.cluster_utils").Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
+    try:
+        cluster.add_node(num_cpus=1, resources={"far": 4})
+        print(f"two nodes in {time.perf_counter() - start:.1f} s")
+        print("size    backend   median us     p99 us")
+        asyncio.run(measure(cluster.address))
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()
