@@ -279,3 +279,20 @@ def test_barge_in_after_the_last_byte_left_is_as_visible_as_one_before() -> None
     world.send(BargeIn())
     assert world.last(OutputCleared).response_id == world.last(ResponseDone).response_id
     assert len(world.of(ResponseDone)) == 1 and world.core.epoch == 1
+
+
+def test_being_made_to_listen_is_the_hint_to_listen() -> None:
+    world = undecided()
+    world.append(audio("S"), force_listen=True)
+    world.say("S" * 12 + "." * 20)
+    assert [e.action for e in world.of(OverlapDecided)] == ["listen"] and not world.of(ResponseDone)
+
+
+def test_speech_that_outlasts_an_answer_it_did_not_interrupt_is_announced_then() -> None:
+    world = answering(LISTEN_ONLY, ms=1_500)
+    world.say("S" * 10)
+    assert len(world.of(SpeechStarted)) == 1
+    world.say("S" * 30 + "." * 16)
+    assert len(world.of(SpeechStarted)) == len(world.of(SpeechStopped)) == 2
+    assert world.last(SpeechStarted).audio_start_ms == 36 * 32
+    assert not world.last(InputCommitted).deferred and len(world.of(ResponseCreated)) == 2

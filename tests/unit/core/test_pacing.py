@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from duologue.config.session import ServerVad, SessionConfig
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
-from duologue.engine.duplex.commands import CancelResponse, ClearAudio, CommitAudio, Heartbeat, RetrieveItem
+from duologue.engine.duplex.commands import (
+    CancelResponse,
+    ClearAudio,
+    CommitAudio,
+    CreateItem,
+    Heartbeat,
+    InputItem,
+    RetrieveItem,
+)
 from duologue.engine.duplex.core.effects import EndSession, SetPaused
 from duologue.engine.duplex.core.items import Attached, CleanupEnded, CloseRequested, Detached, OutputTaken
 from duologue.engine.duplex.core.outbox import AudioEntry, DoneEntry, Outbox
@@ -326,3 +334,23 @@ def test_settings_that_cannot_work_are_refused_at_once() -> None:
     with pytest.raises(ValueError, match="send_ahead_ms"):
         DuplexSessionRuntimeConfig(send_ahead_ms=99, audio_delta_ms=100)
     assert SessionConfig(turn_detection=ServerVad()).effective_overlap_policy == "barge_in_on_speech"
+
+
+@pytest.mark.parametrize("count", [4, 5, 6])
+def test_long_texts_that_wait_to_be_read_are_bounded_by_their_length(count: int) -> None:
+    """A client that asks for one long item again and again, and reads nothing."""
+    runtime = DuplexSessionRuntimeConfig(max_pending_output_bytes_per_session=60_000)
+    world = World(MANUAL, takes=False, runtime=runtime)
+    world.send(CreateItem(item=InputItem(item_id="long", role="user", texts=("x" * 10_000,))))
+    for _ in range(count - 1):
+        world.send(RetrieveItem(item_id="long"))
+    assert world.state.outbox.released_bytes > min(count, 5) * 10_000
+    assert (world.core.phase == "open") is (count <= 5)
+
+
+def test_one_event_that_is_larger_than_the_bound_is_no_fault() -> None:
+    runtime = DuplexSessionRuntimeConfig(max_pending_output_bytes_per_session=2_000)
+    world = World(MANUAL, runtime=runtime)
+    world.send(CreateItem(item=InputItem(item_id="long", role="user", texts=("x" * 10_000,))))
+    world.send(RetrieveItem(item_id="long"))
+    assert world.core.phase == "open" and not world.of(ErrorRaised)

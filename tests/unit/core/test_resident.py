@@ -295,3 +295,13 @@ def test_detected_turns_of_a_model_whose_turns_the_client_ends() -> None:
     world.speak(speech("Yes.", 200), TurnEnded())
     world.advance(1.0)
     assert world.last(ResponseDone).status == "completed"
+
+
+def test_the_wish_to_be_listened_to_reaches_the_units_that_the_append_fills() -> None:
+    world = World(MANUAL, capabilities=NATIVE)
+    world.append(bytes(UNIT))
+    world.append(bytes(UNIT // 2), force_listen=True)
+    world.append(bytes(UNIT))
+    world.append(bytes(2 * UNIT), force_listen=True)
+    world.append(bytes(UNIT))
+    assert [s.force_listen for s in world.submits] == [False, True, True, True, False]

@@ -54,6 +54,7 @@ def append_audio(s: SessionState, item: AudioAppended) -> None:
         _buffer_for_detection(s, detector_pcm)
         request_detection(s)
     if s.auto_responds:
+        s.resident.force_listen |= item.force_listen
         resident.feed(s)
 
 

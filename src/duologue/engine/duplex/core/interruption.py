@@ -114,6 +114,8 @@ def settle_at_end(s: SessionState, turn: UserTurn, *, kept: bool = False) -> boo
 def apply_hints(s: SessionState, item: AudioAppended) -> bool:
     """Hints of the duplex dialect on an append; false if its audio is to be dropped. They settle what is undecided."""
     hint = item.overlap_hint
+    if hint is None and item.force_listen:
+        hint = "listen"
     if hint is None and not item.force_barge_in:
         return True
     wants_barge_in = item.force_barge_in or hint in _BARGE_HINTS

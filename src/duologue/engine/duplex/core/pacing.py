@@ -48,7 +48,7 @@ def _release_audio(s: SessionState, response: Response, entry: AudioEntry) -> bo
         # None while the clock waits for the socket: taking what is out moves it, and comes back here.
         s.pace_at = playback.reaches_at(playback.released_ms + slice_ms - send_ahead_ms)
         return False
-    if not s.has_room(int(slice_ms * entry.rate_hz / 500)):
+    if not s.has_room(int(slice_ms * entry.rate_hz / 500) * 4 // 3):
         return False  # the socket is the pace: taking what is out comes back here
     audio, duration_ms, text = s.outbox.slice(entry, s.runtime.audio_delta_ms)
     item = response.item

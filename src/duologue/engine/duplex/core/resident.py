@@ -67,20 +67,22 @@ def feed(s: SessionState) -> None:
         if s.detection.endpointer is None:
             audio.consume_to(audio.end)  # else it may have to be said again: see :func:`rewind`
         if not buffer and len(fresh) == (unit or len(fresh)):
-            _enqueue(s, fresh)  # the ordinary case: the client sends units, and nothing has to be cut or joined
+            _enqueue(s, fresh, listen=_wish(s))  # the ordinary case: the client sends units
             submission.pump(s)
             return
         buffer += fresh
-    if unit == 0:
-        if buffer:
-            _enqueue(s, bytes(buffer))
-            buffer.clear()
-    else:
-        whole = len(buffer) // unit * unit
-        for start in range(0, whole, unit):
-            _enqueue(s, bytes(buffer[start : start + unit]))
-        del buffer[:whole]
+    whole = len(buffer) // unit * unit if unit else len(buffer)
+    listen = _wish(s) if whole else False
+    for start in range(0, whole, unit or max(1, whole)):
+        _enqueue(s, bytes(buffer[start : start + (unit or whole)]), listen=listen)
+    del buffer[:whole]
     submission.pump(s)
+
+
+def _wish(s: SessionState) -> bool:
+    """Whether the client wants the model to listen to the units that are being cut now."""
+    listen, s.resident.force_listen = s.resident.force_listen, False
+    return listen
 
 
 def commit(s: SessionState, committed: CommittedTurn, *, create_response: bool) -> None:

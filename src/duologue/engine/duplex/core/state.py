@@ -29,11 +29,19 @@ from duologue.engine.duplex.core.tables import TURN, advance
 from duologue.engine.duplex.core.tail import AppendTail
 from duologue.engine.duplex.events import (
     ErrorRaised,
+    InputCommitted,
+    InputTranscribed,
+    ItemAdded,
+    ItemRetrieved,
     ResponseAudio,
     ResponseDone,
+    ResponseText,
     SessionClosed,
+    SessionCreated,
     SessionEvent,
     SessionExpired,
+    SessionUpdated,
+    TextPart,
 )
 from duologue.engine.duplex.plugin import ModelCapabilities
 from duologue.errors import ErrorCode
@@ -44,6 +52,26 @@ FRAME_BYTES = FRAME_SAMPLES * 2
 _EVENT_BYTES = 400  # what a frame around a payload takes, roughly: the bound need not be exact
 _RESERVE_EVENTS = 8
 _RESERVE_BYTES = 64 * 1024
+
+
+def payload_size(event: SessionEvent) -> int:
+    """What an event takes beside its frame, roughly, in bytes: audio travels as base64, text as it is.
+
+    What ends things counts as its frame alone, so that it fits into the reserve whatever it says.
+    """
+    match event:
+        case ResponseAudio():
+            return len(event.audio) * 4 // 3 + len(event.text)
+        case ResponseText() | InputTranscribed():
+            return len(event.text)
+        case ItemAdded() | ItemRetrieved() | InputCommitted():
+            return sum(
+                len(part.text if isinstance(part, TextPart) else part.transcript or "") for part in event.item.parts
+            )
+        case SessionCreated() | SessionUpdated():
+            return len(event.config.instructions) + sum(len(tool.parameters) for tool in event.config.tools)
+        case _:
+            return 0
 
 
 @dataclass(slots=True)
@@ -128,6 +156,7 @@ class ResidentInput:
     buffer: bytearray = field(default_factory=bytearray)
     fed_to: int = 0
     committed_to: int = 0
+    force_listen: bool = False  # the client wants the model to listen to what fills the next unit
 
 
 @dataclass(slots=True)
@@ -219,11 +248,11 @@ class SessionState:
     def do(self, effect: Effect) -> None:
         self.effects.append(effect)
 
-    def has_room(self, audio_bytes: int) -> bool:
-        """Whether one more event with that much audio fits into what may wait for the socket."""
+    def has_room(self, payload_bytes: int) -> bool:
+        """Whether one more event of that size fits into what may wait for the socket; alone any event does."""
         outbox, runtime = self.outbox, self.runtime
-        size = _EVENT_BYTES + audio_bytes * 4 // 3
-        return (
+        size = _EVENT_BYTES + payload_bytes
+        return not outbox.released or (
             len(outbox.released) < runtime.max_pending_output_events_per_session
             and outbox.released_bytes + size <= runtime.max_pending_output_bytes_per_session
         )
@@ -233,9 +262,9 @@ class SessionState:
         if self.terminal_sent:
             return False
         outbox = self.outbox
-        audio_bytes = len(event.audio) if type(event) is ResponseAudio else 0
-        size = _EVENT_BYTES + audio_bytes * 4 // 3
-        if not self.has_room(audio_bytes):
+        payload_bytes = payload_size(event)
+        size = _EVENT_BYTES + payload_bytes
+        if not self.has_room(payload_bytes):
             self.overflowed = True
             if not self._may_use_reserve(event, size):
                 return False

@@ -252,6 +252,8 @@ def after_frames(s: SessionState) -> None:
         else:
             if s.overlap is not None:
                 interruption.evaluate(s)
+            elif not turn.announced and not s.answering:
+                announce(s, turn)  # it was listened to under an answer that is over now
             if s.turn is turn:
                 hearing.stream_turn(s, turn, position)
     if s.commit_wait is not None and (endpointer is None or endpointer.position >= s.commit_wait.position):
