@@ -14,6 +14,7 @@ import msgspec
 
 _DATA_URL: Final = re.compile(r"\s*data:(audio/|application/octet-stream)[^,]{0,128};base64,", re.IGNORECASE)
 _LONGEST_PREFIX: Final = 256
+_WHITE_SPACE: Final = b" \t\n\r\x0b\x0c"
 
 
 class AudioDataError(ValueError):
@@ -69,7 +70,7 @@ def _bare(text: str | bytes) -> bytes:
     if prefix is not None:
         text = text[prefix.end() :]
     # Anything beyond ASCII becomes a character that the strict decoder refuses.
-    return b"".join(text.encode("ascii", "replace").split())
+    return text.encode("ascii", "replace").translate(None, _WHITE_SPACE)
 
 
 def _within(decoded: bytes, max_bytes: int) -> bytes:

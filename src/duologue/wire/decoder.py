@@ -5,7 +5,7 @@ Rules kept here:
 * whatever a peer sends, :func:`decode_client_event` returns an event or raises :class:`WireFault`, nothing else;
 * a fault carries the client's ``event_id`` whenever one can be read from the frame, however bad the rest of it is;
 * the ordinary frame is decoded once; only a frame that fails is looked at again;
-* size is judged before anything is decoded.
+* size is judged before anything is decoded; only audio may be long, since a million fields would hold up everybody.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from duologue.wire.server_events import DuplexServerEvent, ServerEvent
 Dialect = Literal["ga", "duplex"]
 
 MAX_EVENT_BYTES: Final = 15 * 1024 * 1024
+MAX_COMMAND_BYTES: Final = 1536 * 1024  # events other than audio
 _ID_SEARCH: Final = 2048  # how much of either end of a bad frame is searched for an event id
 _LONGEST_REASON: Final = 500
 _EVENT_ID: Final = re.compile(rb'"event_id"\s*:\s*"([^"\\\x00-\x1f]{1,512})"')
@@ -69,6 +70,7 @@ _DECODERS: Final = {
     "ga": msgspec.json.Decoder[AnyClientEvent](GaClientEvent),
     "duplex": msgspec.json.Decoder[AnyClientEvent](GaClientEvent | DuplexOnlyEvent | DuplexAlias),
 }
+_APPEND: Final = msgspec.json.Decoder[AnyClientEvent](AudioAppend)
 _DIRTY: Final = msgspec.json.Decoder(_DirtyAppend)
 _HEAD: Final = msgspec.json.Decoder(_Head)
 _ENCODER: Final = msgspec.json.Encoder()
@@ -95,7 +97,8 @@ def decode_client_event(frame: bytes | str, dialect: Dialect, *, max_bytes: int 
     if len(frame) > max_bytes or (isinstance(frame, str) and not frame.isascii()):
         frame = _sized(frame, max_bytes)
     try:
-        event: AnyClientEvent = _DECODERS[dialect].decode(frame)
+        decoder = _DECODERS[dialect] if len(frame) <= MAX_COMMAND_BYTES else _APPEND
+        event: AnyClientEvent = decoder.decode(frame)
         return event
     except msgspec.ValidationError as fault:
         return _second_look(frame, dialect, fault)
@@ -159,6 +162,9 @@ def _second_look(frame: bytes | str, dialect: Dialect, fault: msgspec.Validation
         raise WireFault(ErrorCode.UNKNOWN_EVENT, _unknown(head.type, dialect), event_id=event_id, param="type")
     if head.type == "input_audio_buffer.append":
         return _dirty_append(frame, event_id)
+    if len(frame) > MAX_COMMAND_BYTES:
+        message = f"The event has {len(frame)} bytes; one that is not audio may have {MAX_COMMAND_BYTES}."
+        raise WireFault(ErrorCode.EVENT_TOO_LARGE, message, event_id=event_id)
     raise _bad(head.type, fault, event_id)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from duologue.errors import ErrorCode
 from duologue.wire import MAX_EVENT_BYTES, Dialect, WireFault, client_events, decode_client_event, encode
-from duologue.wire.decoder import DUPLEX_CLIENT_TYPES, GA_CLIENT_TYPES
+from duologue.wire.decoder import DUPLEX_CLIENT_TYPES, GA_CLIENT_TYPES, MAX_COMMAND_BYTES
 
 AUDIO = base64.b64encode(b"\x01\x02\x03\x04").decode()
 VALID: dict[str, dict[str, object]] = {
@@ -225,3 +225,24 @@ def test_a_cut_or_flipped_frame_never_raises_anything_else(data: st.DataObject) 
 def test_what_a_client_encodes_decodes_to_the_same_event(name: str) -> None:
     event = decode_client_event(frame(name), "duplex")
     assert decode_client_event(encode(event), "duplex") == event
+
+
+def test_only_audio_may_be_long() -> None:
+    fields = ",".join(f'"k{number}":"v"' for number in range(200_000))
+    for frame in (
+        f'{{"type":"session.update","event_id":"E","session":{{"metadata":{{{fields}}}}}}}',
+        f'{{"session":{{"metadata":{{{fields}}}}},"type":"session.update","event_id":"E"}}',
+        f'{{"type":"response.cancel","event_id":"E",{fields}}}',
+    ):
+        with pytest.raises(WireFault) as caught:
+            decode_client_event(frame.encode(), "ga")
+        assert (caught.value.code, caught.value.event_id) == (ErrorCode.EVENT_TOO_LARGE, "E")
+    audio = "AAAA" * (MAX_COMMAND_BYTES // 2)
+    for text in (audio, audio + "\\r\\n", "data:audio/wav;base64," + audio):
+        for frame in (
+            f'{{"type":"input_audio_buffer.append","audio":"{text}"}}',
+            f'{{"audio":"{text}","type":"input_audio_buffer.append"}}',
+        ):
+            event = decode_client_event(frame.encode(), "ga")
+            assert isinstance(event, client_events.AudioAppend)
+            assert len(event.audio) == len(audio) // 4 * 3
