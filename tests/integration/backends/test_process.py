@@ -346,6 +346,23 @@ def end_worker(how: str, client: ProcessClient, engine: Orchestrator) -> None:
             engine.post(AddRequest(request_id="rude", prompt=StagePrompt(text="die")))
 
 
+def test_the_first_output_tells_how_long_its_request_waited_for_the_stage() -> None:
+    async def scenario() -> None:
+        async with replica("process", "Blocking") as one:
+            await one.submit("first", "flood")
+            await one.sink.until(lambda: len(one.sink.of("first")) > 3)
+            await one.submit("second", "count 3")
+            seen = len(one.sink.of("first"))
+            await one.sink.until(lambda: len(one.sink.of("first")) > seen + 50)
+            await one.client.abort(["first"])
+            await one.sink.until(lambda: one.sink.ended("second"))
+            waited = [output.queue_s for output in one.sink.of("second")]
+            assert waited[0] > 0
+            assert set(waited[1:]) == {0.0}
+
+    play(scenario)
+
+
 def test_want_of_memory_in_stage_code_fails_its_request_alone() -> None:
     async def scenario() -> None:
         async with replica("process", "Blocking") as one:
