@@ -8,7 +8,6 @@ through a worker process, in microseconds.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import time
 from typing import Any
 
@@ -69,7 +68,7 @@ async def measure(address: str) -> None:
 def main() -> None:
     ray: Any = load_ray()
     start = time.perf_counter()
-    cluster: Any = importlib.import_module("ray.cluster_utils").Cluster(
+    cluster: Any = load_ray("ray.cluster_utils").Cluster(
         initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
     )
     try:

@@ -421,6 +421,26 @@ def test_decision_21_whatever_the_user_does_is_a_sign_of_life(command: DuplexCom
     assert world.core.lease_expiry(world.now) == "idle_ttl_expired"
 
 
+def test_a_long_answer_keeps_its_session_and_a_stage_that_hangs_does_not() -> None:
+    """Field case F37, and the slot of a response that never ends."""
+    runtime = DuplexSessionRuntimeConfig(idle_ttl_s=10.0)
+    world = answering(VAD, ms=60_000, runtime=runtime)
+    for _ in range(59):
+        assert world.core.lease_expiry(world.now) is None
+        world.advance(1.0)
+    world.advance(3.0)
+    assert world.core.lease_expiry(world.now) == "idle_ttl_expired"
+    hanging = World(VAD, runtime=runtime)
+    hanging.say("S" * 20 + "." * 16)
+    hanging.advance(9.0)
+    assert hanging.core.lease_expiry(hanging.now) is None
+    hanging.speak(UserTranscript(text="hi", final=True))
+    hanging.advance(9.9)
+    assert hanging.core.lease_expiry(hanging.now) is None
+    hanging.advance(0.1)
+    assert hanging.core.lease_expiry(hanging.now) == "idle_ttl_expired"
+
+
 @pytest.mark.parametrize("capabilities", [CASCADE, PLAIN, NATIVE])
 @pytest.mark.parametrize("command", [ClearAudio(), CancelInput(), BargeIn(), CommitAudio(create_response=True)])
 def test_decision_22_what_was_held_is_given_back_exactly_once(capabilities: object, command: DuplexCommand) -> None:

@@ -60,11 +60,11 @@ _ENCODER = msgspec.msgpack.Encoder()
 _connecting = threading.Lock()
 
 
-def load_ray() -> Any:
-    """The ray package. Raises :class:`StageFault` that says what to install when it is missing."""
+def load_ray(module: str = "ray") -> Any:
+    """The ray package, or one of its modules. Raises :class:`StageFault` that says what to install when it is missing."""
     try:
         # By name, because it must not be loaded by whoever merely imports us, and may not be there.
-        return importlib.import_module("ray")
+        return importlib.import_module(module)
     except ImportError as error:
         raise StageFault(
             ErrorCode.REPLICA_UNAVAILABLE,

@@ -288,7 +288,8 @@ class DuplexEngineSession:
             now,
             idle_ttl_s=s.runtime.idle_ttl_s,
             grace_s=s.runtime.disconnect_grace_s,
-            busy=s.response is not None or not s.tail.idle,
+            # A response that says nothing any more is no sign of life: a stage that hangs must not keep a slot for ever.
+            busy=not s.tail.idle or bool(s.outbox.queue) or s.playback.playing(now),
         )
 
     def response_id_for_request(self, request_id: str) -> str | None:

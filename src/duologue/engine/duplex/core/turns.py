@@ -318,7 +318,7 @@ def resolve_commit_wait(s: SessionState) -> None:
         commit_turn(s, turn, create_response=wait.create_response)
         return
     start = s.resident.committed_to if s.auto_responds else s.audio.floor
-    end = wait.end
+    end = max(start, wait.end)
     if endpointer is not None:
         s.error(
             ErrorCode.INPUT_AUDIO_BUFFER_EMPTY,
