@@ -66,7 +66,7 @@ def _stream(commands: list[DuplexCommand]) -> bytes:
 def _passed_on(session: SessionEvidence, talk: Conversation, stream: bytes) -> Iterator[Violation]:
     """The server passes on what it reads, in order, until the session ends."""
     codes = {heard.event.error.code for heard in talk.heard if isinstance(heard.event, wire.Error)}
-    if not session.undisturbed or codes & {"event_too_large", "bad_event", "invalid_json"}:
+    if not session.undisturbed or talk.terminal is None or codes & {"event_too_large", "bad_event", "invalid_json"}:
         return
     read = b"".join(read.audio for read in talk.read)
     sure = sum(len(read.audio) for read in talk.read if read.at < session.told[-1].at)
