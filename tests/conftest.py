@@ -59,10 +59,13 @@ def models_dir() -> Path:
 
 @pytest.fixture(autouse=True)
 def _unchanged_logging() -> Iterator[None]:
-    """A command or server under test may set up logging for the whole process: the next test must not inherit that."""
+    """A command, server or linter under test may set up logging for the whole process: the next test must not notice."""
     logger = logging.getLogger("duologue")
     handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
     yield
     logger.handlers[:] = handlers
     logger.setLevel(level)
     logger.propagate = propagate
+    for name, known in logging.root.manager.loggerDict.items():
+        if name.partition(".")[0] == "duologue" and isinstance(known, logging.Logger):
+            known.disabled = False  # logging.config disables the loggers that it does not name

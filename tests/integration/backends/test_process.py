@@ -353,7 +353,7 @@ def test_the_first_output_tells_how_long_its_request_waited_for_the_stage() -> N
             await one.sink.until(lambda: len(one.sink.of("first")) > 3)
             await one.submit("second", "count 3")
             seen = len(one.sink.of("first"))
-            await one.sink.until(lambda: len(one.sink.of("first")) > seen + 50)
+            await one.sink.until(lambda: len(one.sink.of("first")) > seen + 3_000)
             await one.client.abort(["first"])
             await one.sink.until(lambda: one.sink.ended("second"))
             waited = [output.queue_s for output in one.sink.of("second")]
