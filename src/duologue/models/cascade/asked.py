@@ -16,8 +16,8 @@ from duologue.models.cascade.edges import PREFILL
 from duologue.models.cascade.sentences import SentenceSplitter
 from duologue.outputs import SamplingParams, StagePrompt
 
-_FIRST_CLAUSE_CHARS = 24
-_FIRST_LONGEST_CHARS = 72  # about four seconds of speech: enough to play while the rest is made
+_FIRST_CLAUSE_CHARS = 12
+_FIRST_LONGEST_CHARS = 28  # about a second and a half of speech: enough to play while the rest is made
 _PERSONA_TOKENS = 320  # what stands before the conversation, at most
 _LEAST_TOKENS = 64
 
