@@ -1,7 +1,8 @@
 """The server as a process of its own: started, waited for, measured, stopped.
 
 Rules kept here: it listens on a free loopback port; its output goes to a file and nowhere else; it is always stopped,
-first politely; if it does not come up, the error holds the end of its log.
+first politely; if it does not come up, the error holds the end of its log. Only `subprocess` collects the child:
+asyncio's own watcher loses the exit code when a signal is sent to a child that has just ended.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -42,7 +44,7 @@ def free_port() -> int:
 class ServerProcess:
     """A running server. Made by `running_server`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, port: int, log: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
         self._process = process
         self.port = port
         self.log = log
@@ -59,7 +61,7 @@ class ServerProcess:
 
     @property
     def alive(self) -> bool:
-        return self._process.returncode is None
+        return self._process.poll() is None
 
     def measure(self) -> Usage:
         """Figures of the server with its workers now; remembers the most memory seen."""
@@ -95,13 +97,12 @@ class ServerProcess:
 
     async def stop(self) -> None:
         """Ask it to drain, and wait. Raises ServerError if it has to be killed, or ends with an error."""
-        if self.alive:
-            self._process.send_signal(signal.SIGINT)
+        self._process.send_signal(signal.SIGINT)  # does nothing if it has ended
         try:
-            code = await asyncio.wait_for(self._process.wait(), _STOP_S)
-        except TimeoutError:
+            code = await asyncio.to_thread(self._process.wait, _STOP_S)
+        except subprocess.TimeoutExpired:
             self._process.kill()
-            await self._process.wait()
+            await asyncio.to_thread(self._process.wait)
             raise ServerError(
                 f"the server did not stop within {_STOP_S:.0f} s and was killed; see {self.log}"
             ) from None
@@ -129,16 +130,7 @@ async def running_server(
     port = free_port()
     command = [sys.executable, "-m", "duologue.server", *arguments]
     address = {"DUOLOGUE__SERVER__HOST": "127.0.0.1", "DUOLOGUE__SERVER__PORT": str(port)}
-    with log.open("wb") as sink:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=sink,
-            stderr=asyncio.subprocess.STDOUT,
-            env={**_QUIET_LIBRARIES, **os.environ, **address, **(environment or {})},
-            # Ctrl-C must reach us alone: we stop the server in order.
-            start_new_session=True,
-        )
+    process = _start(command, log, {**_QUIET_LIBRARIES, **os.environ, **address, **(environment or {})})
     server = ServerProcess(process, port, log)
     meter = asyncio.create_task(_meter(server), name="demo-meter")
     try:
@@ -154,6 +146,19 @@ async def running_server(
     finally:
         meter.cancel()
         await asyncio.gather(meter, return_exceptions=True)
+
+
+def _start(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    with log.open("wb") as sink:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            # Ctrl-C must reach us alone: we stop the server in order.
+            start_new_session=True,
+        )
 
 
 async def _until_ready(server: ServerProcess, start_s: float) -> None:
