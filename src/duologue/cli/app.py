@@ -96,7 +96,8 @@ def talk(
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait for an answer.", min=1)] = 30.0,
 ) -> None:
     """Talk to a server: with a WAV file, or with your own voice."""
-    from duologue.cli.talk import TalkOptions, run_talk
+    from duologue.cli.exchange import TalkOptions
+    from duologue.cli.talk import run_talk
 
     options = TalkOptions(
         url=url,

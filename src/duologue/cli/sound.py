@@ -13,8 +13,8 @@ from typing import Any
 
 import typer
 
+from duologue.cli.exchange import RATE_HZ, TalkOptions, settings, show
 from duologue.cli.fault import require
-from duologue.cli.talk import RATE_HZ, TalkOptions, settings, show
 from duologue.client import ClientSession, PlaybackTracker, connect
 from duologue.wire.server_events import AudioDelta, AudioDone, OutputCleared, ResponseDone, ServerEvent, SpeechStarted
 

@@ -8,40 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import msgspec
 import typer
 
 from duologue.audio import read_wav, write_wav
+from duologue.cli.exchange import RATE_HZ, TalkOptions, settings, show
 from duologue.cli.fault import CommandError
+from duologue.cli.sound import talk_by_microphone
 from duologue.client import ClientSession, connect
-from duologue.wire.objects import AudioFormatParams, AudioParams, InputAudioParams, OutputAudioParams, Session
-from duologue.wire.server_events import (
-    AudioDelta,
-    Error,
-    ResponseDone,
-    ServerEvent,
-    TranscriptDone,
-    TranscriptionCompleted,
-)
+from duologue.wire.server_events import AudioDelta, ResponseDone
 
-RATE_HZ = 24_000
 _CHUNK_S = 0.04
 _ROOM_AFTER_S = 20.0  # silence a microphone would go on to send: the turn detectors need to hear it
-
-
-class TalkOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What was typed."""
-
-    url: str
-    api_key: str | None = None
-    wav: Path | None = None
-    mic: bool = False
-    out: Path | None = None
-    realtime: bool = True
-    instructions: str | None = None
-    timeout_s: float = 30.0
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,8 +35,6 @@ def run_talk(options: TalkOptions) -> int:
     if options.mic == (options.wav is not None):
         raise CommandError("say what to talk with: --wav FILE or --mic", "example: duologue talk --wav question.wav")
     if options.mic:
-        from duologue.cli.sound import talk_by_microphone
-
         return talk_by_microphone(options)
     assert options.wav is not None
     pcm16, rate_hz = read_wav(options.wav)
@@ -71,18 +48,6 @@ def run_talk(options: TalkOptions) -> int:
             "is there speech in the file? `--fast` ends the turn at the end of the file, whatever a detector thinks",
         )
     return 0 if outcome.status == "completed" and outcome.audio else 1
-
-
-def settings(options: TalkOptions, input_rate_hz: int) -> Session:
-    """PCM16 at the file's own rate in, 24 kHz out. At full speed the file's end is the turn's end, not a detector's."""
-    source = InputAudioParams(format=AudioFormatParams(type="audio/pcm", rate=input_rate_hz))
-    if not options.realtime:
-        source = msgspec.structs.replace(source, turn_detection=None)
-    sink = OutputAudioParams(format=AudioFormatParams(type="audio/pcm", rate=RATE_HZ))
-    session = Session(type="realtime", audio=AudioParams(input=source, output=sink))
-    return (
-        session if options.instructions is None else msgspec.structs.replace(session, instructions=options.instructions)
-    )
 
 
 async def _talk(options: TalkOptions, pcm16: bytes, rate_hz: int) -> Outcome:
@@ -117,19 +82,6 @@ async def converse(
         sender.cancel()
         await asyncio.gather(sender, return_exceptions=True)
     return Outcome(audio=bytes(audio), status=status)
-
-
-def show(event: ServerEvent, say: Callable[[str], None]) -> None:
-    """One line for what a person wants to read."""
-    match event:
-        case TranscriptionCompleted() if event.transcript.strip():
-            say(f"you: {event.transcript.strip()}")
-        case TranscriptDone() if event.transcript.strip():
-            say(f"assistant: {' '.join(event.transcript.split())}")
-        case Error():
-            say(f"error: {event.error.message} ({event.error.code or event.error.type})")
-        case _:
-            pass
 
 
 async def _in_time(send: Callable[[bytes], Awaitable[None]], pcm16: bytes, rate_hz: int) -> None:

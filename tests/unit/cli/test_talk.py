@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from duologue.cli.exchange import TalkOptions, settings
 from duologue.cli.sound import Speaker, follow
-from duologue.cli.talk import Outcome, TalkOptions, converse, settings
+from duologue.cli.talk import Outcome, converse
 from duologue.client import PlaybackTracker, connect
 from duologue.sim.loop import virtual
 from duologue.wire.objects import Response
