@@ -5,7 +5,7 @@ Prints microseconds (medians) for
 * one hop through the orchestrator with in-process echo stages: pipelines of 1 and 9 stages, one request at a time and 64
   at once, the difference divided by the 8 hops between them;
 * one round trip through the process backend with 4 KB, 64 KiB and 1 MiB of audio, next to a bare echo over a Unix
-  socket with asyncio on both sides, and the same over pyzmq, in the same run.
+  socket with asyncio on both sides, and the same over pyzmq, in the same run and taking turns.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ import statistics
 import struct
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import zmq
 import zmq.asyncio
 
 from duologue.bench.echo import EchoStage
+from duologue.bench.round_trip import WARM_UP, RoundTrip, client_echo, samples_us
 from duologue.clock import AsyncioRuntime
 from duologue.engine.messages import AddRequest, EngineQueueMessage, OutputMessage, Shutdown
 from duologue.engine.orchestrator import Orchestrator
@@ -33,10 +35,11 @@ from duologue.engine.stages.contract import StageClient
 from duologue.engine.stages.edge import Edge, pass_on
 from duologue.engine.stages.inproc import InprocClient
 from duologue.engine.stages.process import ProcessClient, WorkerSpec
-from duologue.outputs import RequestOutput, SamplingParams, StagePrompt, StageRequest
+from duologue.outputs import StagePrompt
 
 HOP_REQUESTS = 2_000
 ROUND_TRIPS = 2_000
+BLOCKS = 10
 SIZES = {"4 KB": 4_096, "64 KiB": 65_536, "1 MiB": 1_048_576}
 
 
@@ -101,48 +104,16 @@ async def hop_us(at_once: int) -> tuple[float, float]:
     return (long[0] - short[0]) / 8, (long[1] - short[1]) / 8
 
 
-class Waiter:
-    """A sink that resolves a future with each output."""
-
-    def __init__(self) -> None:
-        self.arrived: asyncio.Future[RequestOutput] | None = None
-
-    def on_output(self, output: RequestOutput) -> None:
-        if self.arrived is not None:
-            self.arrived.set_result(output)
-
-    def on_dead(self, error: BaseException) -> None:
-        if self.arrived is not None:
-            self.arrived.set_exception(error)
-
-
-async def process_us(size_bytes: int, rounds: int) -> float:
-    """Median microseconds from submitting a piece to its echo, through a worker process."""
+@asynccontextmanager
+async def backend_echo(size_bytes: int) -> AsyncIterator[RoundTrip]:
+    """The process backend: a piece to a worker process, and its echo."""
     runtime = AsyncioRuntime()
     client = ProcessClient(WorkerSpec(factory="duologue.bench.echo:EchoWorkerStage", name="echo"), runtime=runtime)
-    waiter = Waiter()
-    loop = asyncio.get_running_loop()
-    await client.start(waiter)
-    request = StageRequest(
-        request_id="bench",
-        external_req_id="bench",
-        prompt=StagePrompt(audio=bytes(size_bytes), audio_rate_hz=16_000, final=False),
-        params=SamplingParams(),
-        resumable=True,
-    )
-    waiter.arrived = loop.create_future()
-    await client.submit(request)
-    await waiter.arrived
-    samples = []
-    for _ in range(rounds):
-        waiter.arrived = loop.create_future()
-        start = time.perf_counter()
-        await client.update(request)
-        await waiter.arrived
-        samples.append(time.perf_counter() - start)
-    await client.close()
-    await runtime.aclose()
-    return statistics.median(samples) * 1e6
+    try:
+        async with client_echo(client, size_bytes) as round_trip:
+            yield round_trip
+    finally:
+        await runtime.aclose()
 
 
 _LENGTH = struct.Struct(">I")
@@ -162,26 +133,27 @@ def _socket_echo_worker(connection: socket.socket) -> None:
     asyncio.run(serve())
 
 
-async def socket_floor_us(size_bytes: int, rounds: int) -> float:
-    """Median microseconds of a bare echo over a Unix socket pair, asyncio streams on both sides."""
+@asynccontextmanager
+async def socket_echo(size_bytes: int) -> AsyncIterator[RoundTrip]:
+    """A bare echo over a Unix socket pair, asyncio streams on both sides."""
     ours, theirs = socket.socketpair()
-    context = multiprocessing.get_context("spawn")
-    worker = context.Process(target=_socket_echo_worker, args=(theirs,))
+    worker = multiprocessing.get_context("spawn").Process(target=_socket_echo_worker, args=(theirs,))
     worker.start()
     theirs.close()
     reader, writer = await asyncio.open_unix_connection(sock=ours)
     payload = bytes(size_bytes)
-    samples = []
-    for _ in range(rounds):
-        start = time.perf_counter()
+
+    async def round_trip() -> None:
         writer.write(_LENGTH.pack(size_bytes) + payload)
         (length,) = _LENGTH.unpack(await reader.readexactly(4))
         await reader.readexactly(length)
-        samples.append(time.perf_counter() - start)
-    writer.close()
-    await writer.wait_closed()
-    await asyncio.to_thread(worker.join, 5)
-    return statistics.median(samples[1:]) * 1e6
+
+    try:
+        yield round_trip
+    finally:
+        writer.close()
+        await writer.wait_closed()
+        await asyncio.to_thread(worker.join, 5)
 
 
 def _zmq_echo_worker(address: str) -> None:
@@ -194,8 +166,9 @@ def _zmq_echo_worker(address: str) -> None:
     asyncio.run(serve())
 
 
-async def zmq_floor_us(size_bytes: int, rounds: int) -> float:
-    """Median microseconds of a bare echo over pyzmq's asyncio sockets (ipc transport)."""
+@asynccontextmanager
+async def zmq_echo(size_bytes: int) -> AsyncIterator[RoundTrip]:
+    """A bare echo over pyzmq's asyncio sockets (ipc transport)."""
     with tempfile.TemporaryDirectory() as folder:
         address = f"ipc://{os.path.join(folder, 'echo')}"
         worker = multiprocessing.get_context("spawn").Process(target=_zmq_echo_worker, args=(address,))
@@ -203,15 +176,28 @@ async def zmq_floor_us(size_bytes: int, rounds: int) -> float:
             pair.bind(address)
             worker.start()
             payload = bytes(size_bytes)
-            samples = []
-            for _ in range(rounds):
-                start = time.perf_counter()
+
+            async def round_trip() -> None:
                 await pair.send(payload)
                 await pair.recv()
-                samples.append(time.perf_counter() - start)
-            await pair.send(b"")
-            await asyncio.to_thread(worker.join, 5)
-    return statistics.median(samples[1:]) * 1e6
+
+            try:
+                yield round_trip
+            finally:
+                await pair.send(b"")
+                await asyncio.to_thread(worker.join, 5)
+
+
+async def round_trips_us(size_bytes: int, rounds: int) -> list[list[float]]:
+    """Medians of the backend, the bare socket and bare pyzmq, block by block.
+
+    The three take turns, so that a machine that is busy for a while disturbs all alike.
+    """
+    async with backend_echo(size_bytes) as backend, socket_echo(size_bytes) as plain, zmq_echo(size_bytes) as zmq_pair:
+        ways = (backend, plain, zmq_pair)
+        for way in ways:
+            await samples_us(way, WARM_UP)
+        return [[statistics.median(await samples_us(way, rounds)) for way in ways] for _ in range(BLOCKS)]
 
 
 def main() -> None:
@@ -222,13 +208,12 @@ def main() -> None:
         print(f"orchestrator hop, {at_once:>2} requests at once: {wall:7.1f} us ({cpu:.1f} us of processor time)")
     for name, size_bytes in SIZES.items():
         rounds = ROUND_TRIPS if size_bytes < 1_000_000 else ROUND_TRIPS // 10
-        backend = asyncio.run(process_us(size_bytes, rounds))
-        socket_floor = asyncio.run(socket_floor_us(size_bytes, rounds))
-        zmq_floor = asyncio.run(zmq_floor_us(size_bytes, rounds))
+        blocks = asyncio.run(round_trips_us(size_bytes, rounds // BLOCKS))
+        backend, plain, zmq_pair = (statistics.median(block[way] for block in blocks) for way in range(3))
         print(
             f"process round trip, {name:>6}: {backend:7.1f} us"
-            f" = {backend / socket_floor:4.2f} x bare asyncio socket ({socket_floor:.1f} us)"
-            f" = {backend / zmq_floor:4.2f} x bare asyncio pyzmq ({zmq_floor:.1f} us)"
+            f" = {statistics.median(one / other for one, other, _ in blocks):4.2f} x bare asyncio socket ({plain:.1f} us)"
+            f" = {statistics.median(one / other for one, _, other in blocks):4.2f} x bare asyncio pyzmq ({zmq_pair:.1f} us)"
         )
 
 

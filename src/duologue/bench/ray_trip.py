@@ -8,47 +8,20 @@ through a worker process, in microseconds.
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 from typing import Any
 
-from duologue.bench.hop import Waiter
+from duologue.bench.round_trip import WARM_UP, client_echo, samples_us
 from duologue.clock import AsyncioRuntime
 from duologue.config.pipeline import RayPlacement
 from duologue.engine.stages.contract import StageClient
 from duologue.engine.stages.process import ProcessClient, WorkerSpec
 from duologue.engine.stages.ray_client import RayClient, load_ray
-from duologue.outputs import SamplingParams, StagePrompt, StageRequest
 
 ROUNDS = 500
 SIZES = {"4 KB": 4_096, "1 MiB": 1_048_576}
 _SPEC = WorkerSpec(factory="duologue.bench.echo:EchoWorkerStage", name="echo")
-
-
-async def round_trips_us(client: StageClient, size_bytes: int) -> tuple[float, float]:
-    """Median and 99th percentile from submitting a piece to its echo."""
-    waiter = Waiter()
-    loop = asyncio.get_running_loop()
-    await client.start(waiter)
-    request = StageRequest(
-        request_id="bench",
-        external_req_id="bench",
-        prompt=StagePrompt(audio=bytes(size_bytes), audio_rate_hz=16_000, final=False),
-        params=SamplingParams(),
-        resumable=True,
-    )
-    waiter.arrived = loop.create_future()
-    await client.submit(request)
-    await waiter.arrived
-    samples = []
-    for _ in range(ROUNDS):
-        waiter.arrived = loop.create_future()
-        start = time.perf_counter()
-        await client.update(request)
-        await waiter.arrived
-        samples.append((time.perf_counter() - start) * 1e6)
-    await client.close()
-    samples.sort()
-    return samples[len(samples) // 2], samples[len(samples) * 99 // 100]
 
 
 async def measure(address: str) -> None:
@@ -60,9 +33,12 @@ async def measure(address: str) -> None:
             client: StageClient = ProcessClient(_SPEC, runtime=runtime)
             if name == "ray":
                 client = RayClient(_SPEC, placement, runtime=runtime)
-            median, late = await round_trips_us(client, size_bytes)
+            async with client_echo(client, size_bytes) as round_trip:
+                await samples_us(round_trip, WARM_UP)
+                samples = await samples_us(round_trip, ROUNDS)
             await runtime.aclose()
-            print(f"{label:6s}  {name:8s}  {median:9.0f}  {late:9.0f}", flush=True)
+            late = samples[len(samples) * 99 // 100]
+            print(f"{label:6s}  {name:8s}  {statistics.median(samples):9.0f}  {late:9.0f}", flush=True)
 
 
 def main() -> None:

@@ -63,6 +63,7 @@ class Replica:
     """One replica and, as the sink of its client, the way its outputs take. ``request_ids``: what it holds, in order."""
 
     replicas: ReplicaSet
+    owner: ReplicaOwner
     replica_id: int
     slot: int
     client: StageClient
@@ -83,8 +84,8 @@ class Replica:
             _wake(self.drained)
 
     def on_output(self, output: RequestOutput) -> None:
-        if self.serving:
-            self.replicas.owner.on_output(self, output)
+        if self.phase == "ready" or self.phase == "draining":  # `serving`, without a call on the hot path
+            self.owner.on_output(self, output)
 
     def on_dead(self, error: BaseException) -> None:
         self.replicas.evict(self, error)
@@ -97,7 +98,10 @@ class _Slot:
 
 
 class ReplicaSet:
-    """All replicas of the stage called ``name``. ``restart`` ``None``: a dead one stays dead."""
+    """All replicas of the stage called ``name``. ``restart`` ``None``: a dead one stays dead.
+
+    ``by_id`` holds them in the order of their ids, those that start or drain included; others only read it.
+    """
 
     def __init__(
         self,
@@ -117,7 +121,7 @@ class ReplicaSet:
         self._runtime = runtime
         self._restart = restart
         self._slots = [self._new_slot() for _ in range(count)]
-        self._replicas: dict[int, Replica] = {}
+        self.by_id: dict[int, Replica] = {}
         self._next_id = 0
         self._started = False
         self._restarting = True
@@ -150,7 +154,7 @@ class ReplicaSet:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        replicas, self._replicas = list(self._replicas.values()), {}
+        replicas, self.by_id = list(self.by_id.values()), {}
         for replica in replicas:
             replica.phase = "dead"
             _wake(replica.drained)
@@ -159,8 +163,9 @@ class ReplicaSet:
     async def _start_replica(self, slot: int) -> int:
         replica_id = self._next_id
         self._next_id += 1
-        replica = Replica(replicas=self, replica_id=replica_id, slot=slot, client=self.make_client(replica_id))
-        self._replicas[replica_id] = replica
+        client = self.make_client(replica_id)
+        replica = Replica(replicas=self, owner=self.owner, replica_id=replica_id, slot=slot, client=client)
+        self.by_id[replica_id] = replica
         replica.client.fill(slot)
         try:
             await replica.client.start(replica)
@@ -168,7 +173,7 @@ class ReplicaSet:
                 raise StageFault(ErrorCode.REPLICA_UNAVAILABLE, f"Stage {self._name} died while it started.")
         except BaseException:
             replica.phase = "dead"
-            self._replicas.pop(replica_id, None)
+            self.by_id.pop(replica_id, None)
             await self._close_client(replica)
             raise
         replica.phase = "ready"
@@ -198,7 +203,7 @@ class ReplicaSet:
         replica.phase = "dead"
         _wake(replica.drained)
         if serving:
-            self._replicas.pop(replica.replica_id, None)
+            self.by_id.pop(replica.replica_id, None)
             self.owner.on_gone(replica, error)
 
     async def _revive(self, dead: Replica) -> None:
@@ -247,7 +252,7 @@ class ReplicaSet:
 
         Raises :class:`ClientFault` for a replica that is not there, or the last one that takes work.
         """
-        replica = self._replicas.get(replica_id)
+        replica = self.by_id.get(replica_id)
         live = self.live_ids()
         if replica is None or replica_id not in live:
             raise _refusal(
@@ -278,29 +283,25 @@ class ReplicaSet:
         """How many slots there have been, removed ones included."""
         return len(self._slots)
 
-    def get(self, replica_id: int) -> Replica:
-        """The replica with this id. ``KeyError`` for a hole."""
-        return self._replicas[replica_id]
-
     def live_ids(self) -> list[int]:
         """Replicas that take work now, ascending."""
         return [
             replica_id
-            for replica_id, replica in self._replicas.items()
+            for replica_id, replica in self.by_id.items()
             if replica.phase == "ready" and replica.client.healthy
         ]
 
     def serving_ids(self) -> list[int]:
         """Replicas that work on what they have, those that drain included, ascending. A pin may still lead there."""
-        return [number for number, replica in self._replicas.items() if replica.serving and replica.client.healthy]
+        return [number for number, replica in self.by_id.items() if replica.serving and replica.client.healthy]
 
     def live_slots(self) -> dict[int, int]:
         """Slots whose replica takes work now, and the replica's id."""
-        return {self._replicas[replica_id].slot: replica_id for replica_id in self.live_ids()}
+        return {self.by_id[replica_id].slot: replica_id for replica_id in self.live_ids()}
 
     def first_client(self) -> StageClient | None:
         """The client of the ready replica with the lowest id, or ``None``."""
-        for replica in self._replicas.values():
+        for replica in self.by_id.values():
             if replica.phase == "ready":
                 return replica.client
         return None
@@ -309,7 +310,7 @@ class ReplicaSet:
         """A snapshot of each replica, by id."""
         return tuple(
             ReplicaHealth(replica_id=replica.replica_id, phase=replica.phase, requests=len(replica.request_ids))
-            for replica in self._replicas.values()
+            for replica in self.by_id.values()
         )
 
 

@@ -145,10 +145,10 @@ class StagePool:
     @property
     def default_sampling_params(self) -> SamplingParams:
         """The stage's sampling defaults. ``StageFault`` when no replica lives."""
-        client = self.stage_client
-        if client is None:
-            raise StageFault(ErrorCode.REPLICA_UNAVAILABLE, f"No replica of stage {self.name} is up.")
-        return client.default_sampling_params
+        for replica in self.replicas.by_id.values():
+            if replica.phase == "ready":
+                return replica.client.default_sampling_params
+        raise StageFault(ErrorCode.REPLICA_UNAVAILABLE, f"No replica of stage {self.name} is up.")
 
     @property
     def live_replica_ids(self) -> list[int]:
@@ -157,7 +157,7 @@ class StagePool:
 
     def clients(self) -> dict[int, StageClient]:
         """The clients of live replicas, by replica id, ascending."""
-        return {replica_id: self.replicas.get(replica_id).client for replica_id in self.live_replica_ids}
+        return {replica_id: self.replicas.by_id[replica_id].client for replica_id in self.live_replica_ids}
 
     @property
     def binding_count(self) -> int:
@@ -201,16 +201,12 @@ class StagePool:
         del prompt_text
         key = request.prompt.session_key
         replica = self._bindings.get(request_id)
-        pinned = request_state.pinned_replicas.get(self.stage_id)
-        if replica is not None and pinned not in (None, replica.replica_id):
-            raise StageFault(
-                ErrorCode.REPLICA_UNAVAILABLE,
-                f"Request {request_id!r} is at replica {replica.replica_id} of stage {self.name}, not at its pin {pinned}.",
-            )
         if replica is None:
             replica = self._place(request_state, key)
             self._bindings[request_id] = replica
             replica.request_ids[request_id] = None
+        else:
+            self._check_pin(request_state, replica)
         self._session_keys.remember(key, replica.replica_id)
         self._note(request_state, request, replica.replica_id)
         try:
@@ -269,16 +265,25 @@ class StagePool:
         """Forget where a session's resident context is."""
         self._session_keys.forget(session_key)
 
+    def _check_pin(self, state: OrchestratorRequestState, replica: Replica) -> None:
+        pinned = state.pinned_replicas.get(self.stage_id)
+        if pinned is not None and pinned != replica.replica_id:
+            raise StageFault(
+                ErrorCode.REPLICA_UNAVAILABLE,
+                f"Request {state.request_id!r} is at replica {replica.replica_id} of stage {self.name}, "
+                f"not at its pin {pinned}.",
+            )
+
     def _place(self, state: OrchestratorRequestState, session_key: str) -> Replica:
         pinned = state.pinned_replicas.get(self.stage_id)
-        live = self.live_replica_ids if pinned is None else self.replicas.serving_ids()
+        live = self.replicas.live_ids() if pinned is None else self.replicas.serving_ids()
         resident = self._session_keys.find(session_key)
         if resident is None:
             resident = state.inherited_replica
         replica_id = choose_replica(live, cursor=self._cursor, pinned=pinned, resident=resident)
         if pinned is None and replica_id != resident:
             self._cursor = replica_id
-        return self.replicas.get(replica_id)
+        return self.replicas.by_id[replica_id]
 
     def _note(self, state: OrchestratorRequestState, request: StageRequest, replica_id: int) -> None:
         state.submitted.add(self.stage_id)

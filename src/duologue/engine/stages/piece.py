@@ -29,11 +29,12 @@ SHORTEST_QUEUE_S: Final = 1e-4
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """One request inside a replica; stage code sees it as its :class:`StageControl`. ``added_at`` is by ``clock``."""
+    """One request inside a replica; stage code sees it as its :class:`StageControl`, ``added_at`` by
+    ``clock`` when it had to wait for a slot."""
 
     request_id: str
     clock: Callable[[], float]
-    added_at: float
+    added_at: float | None = None
     queue_s: float = 0.0
     cancelled: bool = False
     ended: bool = False
@@ -144,8 +145,9 @@ def ends_request(request: StageRequest) -> bool:
 
 
 def _open(stage: Stage[object] | AsyncStage[object], work: Work, request: StageRequest) -> None:
-    waited_s = work.clock() - work.added_at
-    work.queue_s = waited_s if waited_s >= SHORTEST_QUEUE_S else 0.0
+    if work.added_at is not None:
+        waited_s = work.clock() - work.added_at
+        work.queue_s = waited_s if waited_s >= SHORTEST_QUEUE_S else 0.0
     work.state = stage.open(request)
     work.opened = True
 

@@ -82,7 +82,7 @@ class SteppedWorks:
         self._jobs: dict[Key, _Job] = {}
 
     def submit(self, key: Key, request: StageRequest) -> None:
-        job = self._jobs[key] = _Job(key, Work(request.request_id, self._clock, self._clock()))
+        job = self._jobs[key] = _Job(key, Work(request.request_id, self._clock))
         self._add(job, request)
 
     def update(self, key: Key, request: StageRequest) -> None:
@@ -111,6 +111,8 @@ class SteppedWorks:
             job.busy = True
             self._waiting.append(job)
             self._fill()
+            if job.running is None and not job.work.opened:
+                job.work.added_at = self._clock()
 
     def _fill(self) -> None:
         while self._free and self._waiting:
@@ -168,7 +170,7 @@ class TaskWorks:
         self._jobs: dict[Key, _Job] = {}
 
     def submit(self, key: Key, request: StageRequest) -> None:
-        job = self._jobs[key] = _Job(key, Work(request.request_id, self._clock, self._clock()))
+        job = self._jobs[key] = _Job(key, Work(request.request_id, self._clock))
         self._add(job, request)
 
     def update(self, key: Key, request: StageRequest) -> None:
