@@ -11,9 +11,7 @@ from duologue.sim.outcome import simulate
 from duologue.sim.swarm import draw
 
 FIXED = 120
-# Seed 242965509027 (rule D7: audio handed over after it was withdrawn) is open. Until it is understood, fresh seeds are run
-# by `duologue sim run`, and the tests run the fixed set.
-FRESH = 0
+FRESH = 120
 GROUP = 20
 COMMIT = commit_of(Path(__file__).parent)
 SEEDS = [*range(FIXED), *fresh_seeds(COMMIT, FRESH)]

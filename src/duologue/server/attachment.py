@@ -219,6 +219,7 @@ class Attachment:
 
     def _purge(self, response_id: str) -> None:
         """Drop content of a response that no socket has taken."""
+        self.dialect.withdraw(response_id)
         self._queue = deque(
             entry
             for entry in self._queue

@@ -90,6 +90,10 @@ class GaDialect:
             case _:
                 return self._own(event)
 
+    def withdraw(self, response_id: str) -> None:
+        """What was not sent of a response is void, even if its end is still to be shown."""
+        self._responses.withdraw(response_id)
+
     def _own(self, event: DialectsOwn) -> Frames:
         """Events that each dialect shows in its own way, or not at all."""
         match event:

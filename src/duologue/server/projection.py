@@ -156,6 +156,12 @@ class ResponseProjection:
             frames.append(wire.RateLimitsUpdated())
         return frames
 
+    def withdraw(self, response_id: str) -> None:
+        """What was not sent of a response is void: the end of it that its encoder still holds as well."""
+        response = self._open.get(response_id)
+        if response is not None:
+            response.encoder = None
+
     def abandon(self, code: ErrorCode) -> Frames:
         """End what the engine left open: it should not, but a response that began must be seen to end."""
         frames: Frames = []

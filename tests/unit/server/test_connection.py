@@ -288,6 +288,22 @@ def test_a_cancel_between_the_frames_of_one_event_removes_its_content() -> None:
     assert client.types.count("response.content_part.added") == client.types.count("response.content_part.done") == 1
 
 
+def test_the_end_that_a_resampler_holds_is_withdrawn_with_the_rest() -> None:
+    """A finished answer may be cut off while its end waits for the socket: its terminal still says "completed"."""
+    world = World()
+    client = world.connect("/v1/realtime?duplex=1")
+    client.send("session.update", session={"audio": {"output": {"format": {"type": "audio/pcm", "rate": 8000}}}})
+    client.say(created("r", "i"), audio("r", "i", text="One "))
+    client.reading = False
+    client.say(audio("r", "i", start_ms=80, text="two"), done("r", "i", "One two"))
+    world.engine.invalidate(client.session_id, "r")
+    before = len(client.frames)
+    client.reading = True
+    client.pump()
+    assert not [kind for kind in client.types[before:] if kind.endswith(".delta")]
+    assert "response.done" in client.types[before:]
+
+
 def test_a_cancel_before_any_content_leaves_only_created_and_done() -> None:
     world = World()
     client = world.connect("/v1/realtime")
