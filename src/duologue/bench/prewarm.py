@@ -22,6 +22,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 import soxr  # type: ignore[import-untyped]
 
@@ -124,12 +125,12 @@ def whole(edge: Edge) -> Edge:
     def processor(source: EdgeInput) -> EdgeResult:
         return edge.processor(source) if source.final else None
 
-    return Edge(source=edge.source, target=edge.target, processor=processor)
+    return msgspec.structs.replace(edge, processor=processor)
 
 
 def opened_ahead(edge: Edge) -> Edge:
     """``edge`` with a target that is opened before its input exists."""
-    return Edge(source=edge.source, target=edge.target, processor=edge.processor, prewarm=True)
+    return msgspec.structs.replace(edge, prewarm=True)
 
 
 async def question(variant: Variant, number: int) -> StagePrompt:

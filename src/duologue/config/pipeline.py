@@ -89,13 +89,15 @@ class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class EdgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``source`` feeds ``target`` (stage names) through ``processor`` (``package.module:name``).
 
-    ``prewarm``: with ``async_chunk`` the target is opened before its input exists.
+    ``prewarm``: with ``async_chunk`` the target is opened before its input exists. ``paced``: the target gets its next
+    piece when it has finished the segment of the last one, which it must do for each piece.
     """
 
     source: str
     target: str
     processor: str = "duologue.engine.stages.edge:pass_on"
     prewarm: bool = False
+    paced: bool = False
 
     def __post_init__(self) -> None:
         check_import_path("processor", self.processor)

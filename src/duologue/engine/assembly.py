@@ -51,6 +51,7 @@ def build_edges(
             target=pipeline.stage_id(edge.target),
             processor=(processors or {}).get((edge.source, edge.target)) or edge_processor(edge.processor),
             prewarm=edge.prewarm,
+            paced=edge.paced,
         )
         for edge in pipeline.edges
     ]

@@ -4,6 +4,7 @@ Rules kept here:
 
 * pieces of one request reach a stage in the order in which they arose, held ones included;
 * a request that ended meanwhile gets nothing submitted, bound or reported;
+* behind a paced edge one piece is worked on at a time, so that a paused request makes at most one segment more;
 * at most :data:`MAX_HELD_PIECES` pieces of one request are held; one more fails it (``output_backpressure``).
 """
 
@@ -70,21 +71,31 @@ class Delivery:
             self._on_submitted(stage_id, state.request_id, replica_id, state)
 
     async def hand_over(self, state: OrchestratorRequestState, stage_id: int, piece: StagePrompt) -> None:
-        """Submit a piece that an edge made, or hold it while the request is paused."""
+        """Submit a piece that an edge made, or hold it while the request is paused or its stage still works."""
         state.fed.add(stage_id)
-        if not state.paused and not state.held:
-            await self.submit(state, self.request(state, stage_id, piece), stage_id)
+        if not state.paused and not state.held and stage_id not in state.working:
+            await self._give(state, stage_id, piece)
             return
         if len(state.held) >= MAX_HELD_PIECES:
             raise StageFault(
                 ErrorCode.OUTPUT_BACKPRESSURE,
-                f"Request {state.request_id!r} is paused and {MAX_HELD_PIECES} pieces for later stages wait already.",
+                f"{MAX_HELD_PIECES} pieces of request {state.request_id!r} wait for later stages already.",
             )
         state.held.append((stage_id, piece))
+
+    @staticmethod
+    def releasable(state: OrchestratorRequestState) -> bool:
+        """Whether the oldest held piece may go to its stage now."""
+        return bool(state.held) and not state.paused and state.held[0][0] not in state.working
 
     async def release_next(self, state: OrchestratorRequestState) -> None:
         """Submit the oldest held piece."""
         stage_id, piece = state.held.popleft()
+        await self._give(state, stage_id, piece)
+
+    async def _give(self, state: OrchestratorRequestState, stage_id: int, piece: StagePrompt) -> None:
+        if stage_id in self._topology.paced:
+            state.working.add(stage_id)
         await self.submit(state, self.request(state, stage_id, piece), stage_id)
 
     def prewarm_targets(self, state: OrchestratorRequestState) -> list[int]:

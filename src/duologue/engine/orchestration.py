@@ -243,6 +243,9 @@ class OrchestratorBase:
             consumed = await self._accept(state, stage_id, replica_id, output, feeds=feeds)
             if (output.finished or output.segment_finished) and feeds and not consumed:
                 await self._forward(state, stage_id, output)
+            if (output.finished or output.segment_finished) and stage_id in state.working:
+                state.working.discard(stage_id)
+                await self._release_held(state)
             if output.finished and not state.session_owned and state.final_outputs <= state.finished:
                 if state.parent_id is not None:
                     role = self._cfg_tracker.role_of(state.request_id)
@@ -344,7 +347,7 @@ class OrchestratorBase:
             self._lanes.enqueue(state, partial(self._release_held, state))
 
     async def _release_held(self, state: OrchestratorRequestState) -> None:
-        while state.held and not state.paused and self._is_current(state):
+        while self._delivery.releasable(state) and self._is_current(state):
             stage_id = state.held[0][0]
             try:
                 await self._delivery.release_next(state)

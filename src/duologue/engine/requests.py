@@ -110,8 +110,8 @@ class OrchestratorRequestState:
     ``final_outputs``: stages whose outputs go to the client; the request ends when all of them have finished.
     ``shown``: what went there. ``parent_id``: the request that this one accompanies; ``inherited_replica``: where that
     one runs.
-    ``held``: pieces for later stages that wait because the request is paused. ``lane``: what still has to happen for
-    this request, in order, while ``busy``.
+    ``held``: pieces for later stages that wait because the request is paused, or their stage still works on the last one
+    (``working``: such stages). ``lane``: what still has to happen for this request, in order, while ``busy``.
     """
 
     request_id: str
@@ -135,6 +135,7 @@ class OrchestratorRequestState:
     deadline: TimerHandle | None = None
     paused: bool = False
     held: deque[tuple[int, StagePrompt]] = field(default_factory=deque)
+    working: set[int] = field(default_factory=set)
     lane: deque[LaneJob] = field(default_factory=deque)
     busy: bool = False
 

@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from duologue.config.session import SessionConfig
 from duologue.engine.duplex.contracts import DuplexOutputContext
 from duologue.engine.duplex.plugin import (
@@ -195,4 +197,4 @@ def _watched(edge: Edge, hooks: HookFaults) -> Edge:
             case _:
                 return inner(source)
 
-    return Edge(source=edge.source, target=edge.target, processor=processor, prewarm=edge.prewarm)
+    return msgspec.structs.replace(edge, processor=processor)

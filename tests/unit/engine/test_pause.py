@@ -6,9 +6,10 @@ import asyncio
 
 from duologue.engine.delivery import MAX_HELD_PIECES
 from duologue.engine.messages import AbortRequest
+from duologue.engine.stages.edge import Edge, pass_on
 from duologue.outputs import RequestOutput, StageRequest
 from duologue.sim.loop import VirtualRuntime, virtual
-from tests.unit.engine.rig import Rig, StageSpec, running, said
+from tests.unit.engine.rig import Rig, StageSpec, echo, running, said
 
 
 def counting(count: int, gap_s: float = 0.01) -> StageSpec:
@@ -83,3 +84,58 @@ async def test_a_paused_request_can_be_aborted(runtime: VirtualRuntime) -> None:
         await asyncio.sleep(1)
         assert not stages[1].ledger.opened
         assert rig.endings() == {"r": 1}
+
+
+def slow(gap_s: float) -> StageSpec:
+    """A stage that takes so long for each piece, and then ends its segment."""
+
+    def script(request: StageRequest) -> list[RequestOutput | float]:
+        return [gap_s, *echo(request)]
+
+    return StageSpec(script)
+
+
+PACED = [Edge(source=0, target=1, processor=pass_on, paced=True)]
+
+
+@virtual
+async def test_behind_a_paced_edge_one_piece_is_worked_on_at_a_time(runtime: VirtualRuntime) -> None:
+    """A source that is far ahead cannot fill the stage behind it: what is paused then makes one segment more."""
+    stages = [counting(10, gap_s=0.0), slow(1.0)]
+    async with running(Rig(runtime, stages, edges=PACED)) as rig:
+        rig.add("r", "x")
+        await asyncio.sleep(2.5)
+        assert stages[1].ledger.texts("r") == ["0 ", "1 ", "2 "]
+        rig.orchestrator.set_paused("r", True)
+        await asyncio.sleep(60)
+        assert stages[1].ledger.texts("r") == ["0 ", "1 ", "2 "]
+        rig.orchestrator.set_paused("r", False)
+        await asyncio.sleep(1.5)
+        assert stages[1].ledger.texts("r") == ["0 ", "1 ", "2 ", "3 ", "4 "]
+        rig.orchestrator.set_paused("r", True)
+        rig.orchestrator.set_paused("r", False)
+        assert len(stages[1].ledger.texts("r")) == 5
+        await asyncio.sleep(60)
+        assert stages[1].ledger.texts("r") == [*(f"{number} " for number in range(10)), ""]
+        assert rig.text("r") == "".join(f"{number} " for number in range(10))
+
+
+@virtual
+async def test_pieces_of_different_requests_do_not_wait_for_each_other(runtime: VirtualRuntime) -> None:
+    stages = [counting(3, gap_s=0.0), slow(1.0)]
+    async with running(Rig(runtime, stages, edges=PACED)) as rig:
+        rig.add("r", "x")
+        rig.add("other", "x")
+        await asyncio.sleep(4.5)
+        assert rig.endings() == {"r": 1, "other": 1}
+
+
+@virtual
+async def test_so_many_pieces_wait_behind_a_paced_edge_and_one_more_fails_the_request(runtime: VirtualRuntime) -> None:
+    for held, failed in ((MAX_HELD_PIECES - 1, False), (MAX_HELD_PIECES, False), (MAX_HELD_PIECES + 1, True)):
+        stages = [counting(held, gap_s=0.0), slow(0.01)]  # one is at work, and the last piece says that it is the last
+        async with running(Rig(runtime, stages, edges=PACED)) as rig:
+            rig.add("r", "x")
+            await asyncio.sleep(20)
+            assert [error.code for error in rig.errors("r")] == ["output_backpressure"] * failed
+            assert rig.endings() == {"r": 1}

@@ -61,12 +61,15 @@ class Edge(msgspec.Struct, frozen=True, kw_only=True):
     """``source`` feeds ``target`` through ``processor``.
 
     ``prewarm``: with async chunks the target gets an empty first piece as soon as the request enters the pipeline.
+    ``paced``: the target gets the next piece of a request when it has finished the segment of the last one (it must, for
+    each piece), so that no more than one segment comes after the request was paused.
     """
 
     source: int
     target: int
     processor: EdgeProcessor
     prewarm: bool = False
+    paced: bool = False
 
 
 def pass_on(source: EdgeInput) -> EdgeResult:
@@ -89,7 +92,7 @@ class Topology:
     Raises ``ValueError`` for an edge that leads to an earlier or unknown stage, or a stage that is fed twice.
     """
 
-    __slots__ = ("_feeds", "edges", "stage_count")
+    __slots__ = ("_feeds", "edges", "paced", "stage_count")
 
     def __init__(self, edges: Sequence[Edge], stage_count: int) -> None:
         groups: list[list[Edge]] = [[] for _ in range(stage_count)]
@@ -106,6 +109,7 @@ class Topology:
             groups[edge.source].append(edge)
         self.stage_count = stage_count
         self.edges = tuple(tuple(group) for group in groups)
+        self.paced = frozenset(edge.target for edge in edges if edge.paced)
         self._feeds = tuple(
             tuple(any(edge.target <= final for edge in group) for final in range(stage_count)) for group in groups
         )

@@ -33,7 +33,7 @@ def cascade_pipeline(options: Options) -> PipelineConfig:
         stages=(_recognise(options), _respond(options), _speak(options)),
         edges=(
             EdgeConfig(source="recognise", target="respond", processor=f"{_EDGES}:words_to_model"),
-            EdgeConfig(source="respond", target="speak", processor=f"{_EDGES}:sentence_to_voice"),
+            EdgeConfig(source="respond", target="speak", processor=f"{_EDGES}:sentence_to_voice", paced=True),
         ),
     )
 

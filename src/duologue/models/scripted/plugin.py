@@ -146,5 +146,5 @@ def sentence_to_speaker(source: EdgeInput) -> EdgeResult:
 
 SCRIPTED_EDGES = (
     Edge(source=RECOGNISE, target=ANSWER, processor=words_to_answerer),
-    Edge(source=ANSWER, target=SPEAK, processor=sentence_to_speaker),
+    Edge(source=ANSWER, target=SPEAK, processor=sentence_to_speaker, paced=True),
 )
