@@ -60,7 +60,7 @@ REPLIES: dict[type, tuple[tuple[type, ...], frozenset[ErrorCode]]] = {
     c.DeleteItem: ((ItemDeleted,), frozenset({E.ITEM_NOT_FOUND})),
     c.RetrieveItem: ((ItemRetrieved,), frozenset({E.ITEM_RETRIEVE_NOT_FOUND})),
     c.TruncateItem: ((ItemTruncated,), frozenset({E.ITEM_NOT_FOUND, E.ITEM_NOT_TRUNCATABLE})),
-    c.AckPlayback: ((PlaybackAcknowledged,), frozenset({E.PLAYBACK_ITEM_NOT_FOUND})),
+    c.AckPlayback: ((PlaybackAcknowledged,), frozenset({E.PLAYBACK_ITEM_NOT_FOUND, E.PLAYBACK_ITEM_MISMATCH})),
     c.Heartbeat: ((HeartbeatAcknowledged,), frozenset()),
     c.BargeIn: ((), frozenset({E.BARGE_IN_UNSUPPORTED})),
     c.CancelInput: ((InputCleared,), frozenset()),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duologue.engine.duplex.core.heard import SpokenText
+from duologue.engine.duplex.core.heard import MAX_MARKS, SpokenText
 
 RATE = 24_000
 
@@ -72,7 +74,7 @@ def test_marks_bend_the_line() -> None:
 
 def test_marks_out_of_order_and_out_of_range_are_clamped() -> None:
     spoken = build([("0123456789", 1_000, [(8, 500), (3, 200), (99, 99_999)])])
-    assert spoken.chars == sorted(spoken.chars) and spoken.times_ms == sorted(spoken.times_ms)
+    assert list(spoken.chars) == sorted(spoken.chars) and list(spoken.times_ms) == sorted(spoken.times_ms)
     assert spoken.heard_chars(500) == 8 and spoken.times_ms[-1] == 1_000
 
 
@@ -93,3 +95,60 @@ def test_text_without_audio_was_never_heard() -> None:
 
 def test_a_partial_text_has_no_trailing_space() -> None:
     assert build([("one two", 700, [])]).heard(400) == "one"
+
+
+# -- how much is kept ----------------------------------------------------------------------------------------------------
+
+
+def kept(spoken: SpokenText) -> int:
+    assert len(spoken.chars) == len(spoken.times_ms)
+    return len(spoken.chars)
+
+
+def plainly(parts: list[tuple[str, int, list[tuple[int, int]]]], played_ms: int) -> int:
+    """The arithmetic over every mark there was, as a list."""
+    length = total = 0
+    marks = [(0, 0)]
+    for text, ms, told in parts:
+        end = total + ms
+        for chars, at_ms in [*told, *([(len(text), ms)] if ms else [])]:
+            point = min(length + max(0, chars), length + len(text)), min(total + max(0, at_ms), end)
+            marks.append((max(point[0], marks[-1][0]), max(point[1], marks[-1][1])))
+        length, total = length + len(text), end
+    if 0 < total <= played_ms:
+        return length
+    if played_ms <= 0:
+        return 0
+    for before, after in pairwise(marks):
+        if before[1] < played_ms <= after[1]:
+            return before[0] + (after[0] - before[0]) * (played_ms - before[1]) // (after[1] - before[1])
+    return 0
+
+
+@given(pieces, st.integers(-10, 6_000))
+def test_what_is_left_out_makes_no_difference(parts: list[tuple[str, int, list[tuple[int, int]]]], time: int) -> None:
+    assert build(parts).heard_chars(time) == plainly(parts, time)
+
+
+def test_an_answer_of_an_hour_keeps_as_much_as_one_of_five_minutes() -> None:
+    """A resident model says a word in each unit of 80 ms, evenly or not, and an hour of it is one response."""
+    even, uneven = SpokenText(), SpokenText()
+    sizes = []
+    for unit in range(45_000):
+        even.extend("word ", RATE * 80 // 1000, RATE, ())
+        uneven.extend("a" * (unit * 7919 % 5 + 1), RATE * 80 // 1000, RATE, ((1, 40),))
+        if unit in (3_749, 44_999):
+            sizes.append((kept(even), kept(uneven)))
+    assert all(few <= 2 and many <= MAX_MARKS for few, many in sizes)
+    ideal = uneven.length // 2
+    assert abs(uneven.heard_chars(uneven.audio_ms // 2) - ideal) < uneven.length // 500
+
+
+@pytest.mark.parametrize("marks", [MAX_MARKS - 1, MAX_MARKS, MAX_MARKS + 1])
+def test_so_many_marks_are_kept_and_then_every_other_one(marks: int) -> None:
+    spoken = SpokenText()
+    for number in range(marks):
+        spoken.extend("ab" if number % 2 else "a", RATE // 100, RATE, ())
+    assert kept(spoken) == (marks if marks <= MAX_MARKS else MAX_MARKS // 2 + 1)
+    assert spoken.heard_chars(spoken.audio_ms - 1) in (spoken.length - 1, spoken.length - 2)
+    assert spoken.heard_chars(spoken.audio_ms) == spoken.length

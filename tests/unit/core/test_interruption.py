@@ -296,3 +296,94 @@ def test_speech_that_outlasts_an_answer_it_did_not_interrupt_is_announced_then()
     assert len(world.of(SpeechStarted)) == len(world.of(SpeechStopped)) == 2
     assert world.last(SpeechStarted).audio_start_ms == 36 * 32
     assert not world.last(InputCommitted).deferred and len(world.of(ResponseCreated)) == 2
+
+
+# -- what counts as speech -----------------------------------------------------------------------------------------------
+
+
+def voice(frames: int, rms: int) -> bytes:
+    """Frames of the same loudness, in sample units."""
+    return rms.to_bytes(2, "little") * 512 * frames
+
+
+@pytest.mark.parametrize(("rms", "interrupts"), [(327, False), (328, True), (329, True)])
+def test_speech_over_an_answer_must_be_so_loud(rms: int, interrupts: bool) -> None:
+    """``overlap_silence_rms``, here one hundredth of full scale (327.68)."""
+    world = answering(SessionConfig(turn_detection=ServerVad(), overlap_silence_rms=0.01))
+    for _ in range(20):
+        world.verdicts.append(0.9)
+        world.advance(0.032)
+        world.append(voice(1, rms))
+    assert bool(world.of(OverlapDecided)) == interrupts == bool(world.of(ResponseDone))
+    assert world.state.outbox.held is False
+
+
+def test_a_voice_that_becomes_loud_is_heard_from_there() -> None:
+    world = answering(SessionConfig(turn_detection=ServerVad(), overlap_silence_rms=0.01))
+    began = world.state.audio.ms(world.state.audio.end)
+    for rms in [100] * 30 + [8_000] * 12:
+        world.verdicts.append(0.9)
+        world.advance(0.032)
+        world.append(voice(1, rms))
+    assert world.last(ResponseDone).reason == "turn_detected"
+    started = world.last(SpeechStarted).audio_start_ms
+    assert began + 30 * 32 - 300 - 96 <= started <= began + 30 * 32 - 300
+
+
+def test_while_nobody_answers_the_detector_alone_decides() -> None:
+    world = World(SessionConfig(turn_detection=ServerVad(), overlap_silence_rms=1.0))
+    world.say("S" * 5)
+    assert world.of(SpeechStarted)
+
+
+@pytest.mark.parametrize("chunk", [1, 511, 512, 513, 5_000])
+def test_the_client_s_word_on_an_append_outranks_the_detector(chunk: int) -> None:
+    """Frames count as what the append says in which they end."""
+    world = World(VAD)
+
+    def append(pcm: bytes, is_speech: bool | None) -> None:
+        for start in range(0, len(pcm), 2 * chunk):
+            world.append(pcm[start : start + 2 * chunk], is_speech=is_speech)
+
+    append(audio("S" * 20), False)
+    assert not world.of(SpeechStarted)
+    append(audio("." * 10), True)
+    assert world.last(SpeechStarted).audio_start_ms == 20 * 32 - 300
+    append(audio("S" * 16), False)
+    assert len(world.of(InputCommitted)) == 1
+    append(audio("." * 10), None)
+    assert len(world.of(SpeechStarted)) == 1 and not world.state.detection.claims
+    append(audio("S" * 5), None)
+    assert len(world.of(SpeechStarted)) == 2
+
+
+def test_what_the_client_calls_speech_interrupts_however_quiet_it_is() -> None:
+    world = answering()
+    for _ in range(20):
+        world.advance(0.032)
+        world.append(audio("."), is_speech=True)
+    assert world.last(ResponseDone).reason == "turn_detected"
+
+
+def test_without_a_detector_what_the_client_calls_silence_is_not_kept_while_the_answer_goes_on() -> None:
+    world = World(SessionConfig())
+    world.append(audio("S" * 20), is_speech=True)
+    world.send_turn(ms=8_000)
+    world.append(audio("." * 20), is_speech=False)
+    assert world.last(OverlapDecided).reason == "silence_or_noise"
+    assert world.state.audio.buffered_bytes == 0
+    world.append(audio("S" * 20), is_speech=True)
+    world.append(audio("S" * 20))
+    assert world.state.audio.buffered_bytes == 2 * len(audio("S" * 20)) and len(world.of(OverlapDecided)) == 1
+    world.advance(30.0)
+    world.append(audio("." * 20), is_speech=False)  # nobody answers: a pause in what is said
+    assert world.state.audio.buffered_bytes == 3 * len(audio("S" * 20))
+
+
+def test_claims_do_not_outlive_the_detector_they_outrank() -> None:
+    world = World(VAD, auto=False)
+    world.append(audio("S" * 20), is_speech=True)
+    detect = world.take(Detect)
+    world.apply(DetectorFailed(number=detect.number, kind="speech", message="no"))  # type: ignore[attr-defined]
+    assert not world.state.detection.claims
+    world.send(ClearAudio())

@@ -185,6 +185,26 @@ def test_an_acknowledgement_of_nothing_known_is_an_error() -> None:
     ]
 
 
+def test_an_acknowledgement_of_one_response_and_the_item_of_another_is_an_error() -> None:
+    world = answered(1_000, policy="ack_only", after_s=2.0)
+    first = world.last(ResponseDone)
+    another_answer(world)
+    world.advance(2.0)
+    second = world.last(ResponseDone)
+    user = next(item.item_id for item in world.state.history.items if item.role == "user")
+    for response_id, item_id in (
+        (first.response_id, second.item.item_id),
+        (second.response_id, first.item.item_id),
+        (second.response_id, user),
+        ("resp_unknown", second.item.item_id),
+    ):
+        world.send(AckPlayback(played_ms=500, response_id=response_id, item_id=item_id, event_id="e"))
+        error = world.last(ErrorRaised)
+        assert (error.code, error.event_id, error.param) == (ErrorCode.PLAYBACK_ITEM_MISMATCH, "e", "item_id")
+    assert len(world.of(ErrorRaised)) == 4 and not world.of(PlaybackAcknowledged)
+    assert all(item.acked_ms == 0 for item in world.state.history.items)
+
+
 def test_a_late_acknowledgement_corrects_an_interruption_until_the_next_turn() -> None:
     world = answered(5_000, after_s=1.0, end=False)
     world.send(CancelResponse())

@@ -1,4 +1,4 @@
-"""The paced backlog of a whole engine: what waits for its time to be played never exceeds the limit by more than a segment."""
+"""The paced backlog of a whole engine: what waits to be played exceeds its limit by a segment at most."""
 
 from __future__ import annotations
 

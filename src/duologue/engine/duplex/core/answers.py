@@ -64,7 +64,7 @@ def want(s: SessionState, item_id: str | None, options: ResponseOptions) -> None
         if committed is not None and committed.request_id is not None:
             # Its stream belongs to a prompt that will be out of date by then.
             hearing.abandon(s, committed.request_id)
-            committed.request_id, committed.sent_bytes = None, 0
+            committed.unbind()
         return
     create(s, item_id, options)
 
@@ -342,7 +342,7 @@ def request_lost(s: SessionState, record: StageRequestRecord, code: ErrorCode, m
     """A request is gone (its record is removed already): the response it worked for fails, a turn in progress does not."""
     turn = s.turn
     if turn is not None and turn.request_id == record.request_id:
-        turn.request_id, turn.sent_to = None, turn.start
+        turn.unbind()
         return
     _unanswer(s, record)
     response = s.response

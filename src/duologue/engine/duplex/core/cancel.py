@@ -105,9 +105,11 @@ def advance_epoch(s: SessionState) -> None:
     s.transcript_wait = None
     turn = s.turn
     if turn is not None:
-        turn.request_id, turn.sent_to, turn.partial = None, turn.start, None
+        turn.unbind()
+        turn.partial = None
     for committed in s.committed.values():
-        committed.request_id, committed.sent_bytes, committed.transcribing = None, 0, None
+        committed.unbind()
+        committed.transcribing = None
     if ids:
         s.do(AbortRequests(request_ids=ids))
 

@@ -231,6 +231,14 @@ def _response_of(s: SessionState, item: Item) -> Response | None:
 
 def ack_playback(s: SessionState, command: AckPlayback) -> None:
     """``playback.ack``: corrects the estimate; too late, it changes nothing and says so."""
+    if _mismatched(s, command):
+        s.error(
+            ErrorCode.PLAYBACK_ITEM_MISMATCH,
+            f"Item {command.item_id!r} does not belong to response {command.response_id!r}; name one of the two alone.",
+            event_id=command.event_id,
+            param="item_id",
+        )
+        return
     response = s.response or s.last_response
     if command.response_id is not None and (response is None or response.response_id != command.response_id):
         last = s.last_response
@@ -263,6 +271,14 @@ def ack_playback(s: SessionState, command: AckPlayback) -> None:
         )
     )
     _playback_moved(s)
+
+
+def _mismatched(s: SessionState, command: AckPlayback) -> bool:
+    """Whether it names a response and the item of another one, or of none."""
+    if command.item_id is None or command.response_id is None:
+        return False
+    item = s.history.get(command.item_id)
+    return item is not None and item.response_id != command.response_id
 
 
 def _playback_moved(s: SessionState) -> None:

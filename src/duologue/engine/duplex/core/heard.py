@@ -1,12 +1,21 @@
 """How much of a spoken text was heard: the one arithmetic for wire items and for the prompt.
 
-Rule kept here: the result is monotone in the time played, never longer than the text, and the whole text at full playback.
+Rules kept here: the result is monotone in the time played, never longer than the text, and the whole text at full playback;
+how much is kept to tell it is bounded, however long an answer is.
 """
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from dataclasses import dataclass, field
+
+MAX_MARKS = 2048
+"""So many marks are kept of one answer. Beyond, every other one goes: between two marks the text counts as spread evenly."""
+
+
+def _numbers() -> array[int]:
+    return array("Q")  # an answer may outlive its item by hours: a list of integers would take eight times as much
 
 
 @dataclass(slots=True)
@@ -17,8 +26,8 @@ class SpokenText:
     length: int = 0
     audio_samples: int = 0
     rate_hz: int = 0
-    chars: list[int] = field(default_factory=list)
-    times_ms: list[int] = field(default_factory=list)
+    chars: array[int] = field(default_factory=_numbers)
+    times_ms: array[int] = field(default_factory=_numbers)
 
     @property
     def text(self) -> str:
@@ -49,11 +58,20 @@ class SpokenText:
 
     def _mark(self, chars: int, time_ms: int) -> None:
         # Made monotone on entry: a mark that runs backwards counts as the one before it.
-        if self.chars:
-            chars = max(chars, self.chars[-1])
-            time_ms = max(time_ms, self.times_ms[-1])
-        self.chars.append(chars)
-        self.times_ms.append(time_ms)
+        all_chars, times_ms = self.chars, self.times_ms
+        if all_chars:
+            chars = max(chars, all_chars[-1])
+            time_ms = max(time_ms, times_ms[-1])
+        if len(all_chars) > 1:
+            # A mark on the line between its neighbours tells nothing: text that is spread evenly needs two.
+            rise, run = all_chars[-1] - all_chars[-2], times_ms[-1] - times_ms[-2]
+            if rise * (time_ms - times_ms[-1]) == (chars - all_chars[-1]) * run:
+                all_chars.pop()
+                times_ms.pop()
+        all_chars.append(chars)
+        times_ms.append(time_ms)
+        if len(all_chars) > MAX_MARKS:
+            del all_chars[-2::-2], times_ms[-2::-2]
 
     def heard_chars(self, played_ms: int) -> int:
         """Characters heard once ``played_ms`` of the audio were played."""

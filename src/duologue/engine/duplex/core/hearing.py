@@ -90,8 +90,8 @@ def begin_provisional(s: SessionState, turn: UserTurn) -> None:
 
 def drop_turn_request(s: SessionState, turn: UserTurn) -> None:
     """What the model heard of an uncommitted turn is void; the turn itself goes on."""
-    request_id, turn.request_id = turn.request_id, None
-    turn.sent_to = turn.start
+    request_id = turn.request_id
+    turn.unbind()
     turn.partial = None
     if request_id is not None:
         abandon(s, request_id)
@@ -108,7 +108,7 @@ def transcribe_only(s: SessionState, committed: CommittedTurn) -> None:
     """No answer is wanted: get the words, so that a later prompt holds them."""
     if committed.request_id is not None:
         abandon(s, committed.request_id)
-        committed.request_id, committed.sent_bytes = None, 0
+        committed.unbind()
     if not s.capabilities.transcribes_input or s.resident_family:
         return
     record = open_request(s, "transcribe", committed.item_id)

@@ -51,7 +51,10 @@ def append_audio(s: SessionState, item: AudioAppended) -> None:
     s.append_ms.append(len(pcm) * 500.0 / s.audio.rate_hz)
     s.arrivals.append((s.audio.end, s.now))
     if s.detection.endpointer is not None:
+        received = s.detection.received_frames
         _buffer_for_detection(s, detector_pcm)
+        if item.is_speech is not None:
+            s.detection.claim(received, item.is_speech)
         request_detection(s)
     if s.auto_responds:
         s.resident.force_listen |= item.force_listen
@@ -137,6 +140,7 @@ def detector_failed(s: SessionState, item: DetectorFailed) -> None:
     detection.endpointer = None
     detection.buffer.clear()
     detection.scores.clear()
+    detection.claims.clear()
     detection.classify = None
     s.error(
         ErrorCode.SERVER_VAD_UNAVAILABLE,
@@ -155,7 +159,11 @@ def drain(s: SessionState) -> None:
         if s.commit_wait is not None and endpointer.position >= s.commit_wait.position:
             turns.resolve_commit_wait(s)
             continue
-        edge = endpointer.feed(detection.scores.popleft())
+        score = detection.scores.popleft()
+        if detection.claims:
+            claimed = detection.claimed(endpointer.position)
+            score = score if claimed is None else float(claimed)
+        edge = endpointer.feed(score)
         if edge is not None:
             _dispatch(s, edge)
     turns.after_frames(s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from duologue.engine.duplex.core import cancel, pacing, turns
 from duologue.engine.duplex.core.endpoint import FRAME_MS
 from duologue.engine.duplex.core.items import AudioAppended
-from duologue.engine.duplex.core.overlap import Overlap, Verdict, decide_overlap
+from duologue.engine.duplex.core.overlap import Overlap, Verdict, decide_overlap, loud_enough
 from duologue.engine.duplex.core.state import SessionState, UserTurn
 from duologue.engine.duplex.events import OverlapDecided
 from duologue.errors import ErrorCode
@@ -17,6 +17,21 @@ from duologue.errors import ErrorCode
 _BARGE_HINTS = frozenset({"barge_in", "interrupt", "cancel"})
 _DROP_HINTS = frozenset({"drop", "ignore", "silence"})
 _UNHEARD_HINTS = frozenset({"continue", "continue_output", "ack"})  # the answer goes on, and nothing is kept
+
+
+def may_be_speech(s: SessionState, position: int) -> bool:
+    """Whether what the detector took for an onset at ``position`` is loud enough to be somebody who talks to the assistant.
+
+    If not (a distant voice, the assistant's own from the loudspeaker) the detector listens on as if it had not been.
+    """
+    endpointer = s.detection.endpointer
+    if endpointer is None or s.config.overlap_silence_rms <= 0.0 or s.detection.claimed(endpointer.position - 1):
+        return True
+    heard = s.audio.copy(position, s.frame_position(endpointer.position))
+    if not heard or loud_enough(heard, s.config, s.audio.samples(FRAME_MS)):
+        return True
+    endpointer.reset_speech()
+    return False
 
 
 def _speech_ms(s: SessionState, turn: UserTurn) -> int:
@@ -111,13 +126,23 @@ def settle_at_end(s: SessionState, turn: UserTurn, *, kept: bool = False) -> boo
     return True
 
 
+def _claimed_silence(s: SessionState, item: AudioAppended) -> bool:
+    """Without a detector it is the client's word that tells speech from what need not be kept while the answer goes on."""
+    if item.is_speech is not False or s.detection.endpointer is not None or s.auto_responds or not s.answering:
+        return False
+    target = s.response or s.last_response
+    response_id = target.response_id if target is not None else None
+    s.emit(OverlapDecided(action="drop", reason="silence_or_noise", response_id=response_id))
+    return True
+
+
 def apply_hints(s: SessionState, item: AudioAppended) -> bool:
     """Hints of the duplex dialect on an append; false if its audio is to be dropped. They settle what is undecided."""
     hint = item.overlap_hint
     if hint is None and item.force_listen:
         hint = "listen"
     if hint is None and not item.force_barge_in:
-        return True
+        return not _claimed_silence(s, item)
     wants_barge_in = item.force_barge_in or hint in _BARGE_HINTS
     if wants_barge_in and not s.capabilities.supports_barge_in:
         s.error(ErrorCode.BARGE_IN_UNSUPPORTED, "This model cannot be interrupted.", event_id=item.event_id)

@@ -42,8 +42,9 @@ class CommandRefused(_Item, frozen=True, kw_only=True):
 class AudioAppended(_Item, frozen=True, kw_only=True):
     """Decoded input. ``pcm`` is PCM16 at the model's rate; ``detector_pcm`` the same at 16 kHz (``None``: ``pcm`` itself).
 
-    Either may be empty: a resampler gives its samples when it has them. ``following_bytes``: so much of the same append
-    follows in items of its own; it is accepted or refused with this one.
+    Either may be empty: a resampler gives its samples when it has them. ``is_speech``: the client's word, which outranks
+    the detector's. ``following_bytes``: so much of the same append follows in items of its own; it is accepted or refused
+    with this one.
     """
 
     pcm: bytes

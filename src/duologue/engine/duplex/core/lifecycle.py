@@ -47,6 +47,7 @@ def apply_detection(s: SessionState, config: SessionConfig) -> None:
             detection.endpointer = None
             detection.buffer.clear()
             detection.recent.clear()
+            detection.claims.clear()
             turns.detection_ended(s)
         return
     endpointer = detection.endpointer

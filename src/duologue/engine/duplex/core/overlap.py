@@ -7,7 +7,9 @@ lists are data.
 from __future__ import annotations
 
 import re
+from array import array
 from dataclasses import dataclass
+from operator import mul
 from typing import Literal
 
 from duologue.config.session import SessionConfig
@@ -48,6 +50,17 @@ def is_acknowledgement(text: str, config: SessionConfig) -> bool:
     known = acknowledgement_words(config.language) if config.acknowledgements is None else config.acknowledgements
     joined = " ".join(words)
     return joined in known or all(word in known for word in words)
+
+
+def loud_enough(pcm: bytes, config: SessionConfig, frame_samples: int) -> bool:
+    """Whether some frame of ``pcm`` (PCM16) reaches ``overlap_silence_rms`` of full scale."""
+    least = (config.overlap_silence_rms * 32_768.0) ** 2 * frame_samples
+    samples = array("h", pcm)
+    for start in range(0, len(samples), frame_samples):
+        frame = samples[start : start + frame_samples]
+        if sum(map(mul, frame, frame)) >= least * len(frame) / frame_samples:
+            return True
+    return False
 
 
 def decide_overlap(

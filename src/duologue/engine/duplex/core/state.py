@@ -96,6 +96,10 @@ class UserTurn:
     def advance(self, event: str) -> None:
         self.state = advance(TURN, self.state, event)
 
+    def unbind(self) -> None:
+        """No request hears it any more: the next one begins with its first sample."""
+        self.request_id, self.sent_to = None, self.start
+
 
 @dataclass(slots=True)
 class CommittedTurn:
@@ -106,6 +110,10 @@ class CommittedTurn:
     request_id: str | None = None
     sent_bytes: int = 0
     transcribing: str | None = None
+
+    def unbind(self) -> None:
+        """No request is to answer it any more: the next one gets all of its audio."""
+        self.request_id, self.sent_bytes = None, 0
 
 
 @dataclass(slots=True)
@@ -127,13 +135,26 @@ class CommitWait:
 
 
 @dataclass(slots=True)
+class Claim:
+    """The client says of the frames from ``start`` to before ``end`` whether they are speech."""
+
+    start: int
+    end: int
+    speech: bool
+
+
+@dataclass(slots=True)
 class Detection:
-    """The session's side of speech detection: what is buffered, in flight, and not yet consumed."""
+    """The session's side of speech detection: what is buffered, in flight, and not yet consumed.
+
+    ``claims``: what the client says of frames that are not consumed yet, in order; it outranks the detector.
+    """
 
     endpointer: Endpointer | None = None
     buffer: bytearray = field(default_factory=bytearray)
     recent: bytearray = field(default_factory=bytearray)
     scores: deque[float] = field(default_factory=deque)
+    claims: deque[Claim] = field(default_factory=deque)
     numbers: int = 0
     in_flight: int | None = None
     in_flight_frames: int = 0
@@ -146,6 +167,21 @@ class Detection:
         """Frames received since the session began, verdict or not."""
         position = self.endpointer.position if self.endpointer is not None else 0
         return position + len(self.scores) + self.in_flight_frames + len(self.buffer) // FRAME_BYTES
+
+    def claim(self, start: int, speech: bool) -> None:
+        """Frames from ``start`` to the last that was received are speech, or are not, by the client's word."""
+        end, claims = self.received_frames, self.claims
+        if claims and claims[-1].end == start and claims[-1].speech is speech:
+            claims[-1].end = end
+        elif end > start:
+            claims.append(Claim(start, end, speech))
+
+    def claimed(self, frame: int) -> bool | None:
+        """What the client said of ``frame``; to be asked in order, each frame once or never."""
+        claims = self.claims
+        while claims and claims[0].end <= frame:
+            claims.popleft()
+        return claims[0].speech if claims and claims[0].start <= frame else None
 
 
 @dataclass(slots=True)

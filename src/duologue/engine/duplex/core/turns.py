@@ -29,6 +29,8 @@ def onset(s: SessionState, edge: Edge) -> None:
     if detection is None:
         return
     position = max(s.audio.floor, s.frame_position(edge.at))
+    if s.answering and not interruption.may_be_speech(s, position):
+        return
     start = max(s.audio.floor, position - s.audio.samples(detection.prefix_padding_ms))
     turn = UserTurn(
         item_id=f"item_{s.ids.next_hex()}",
