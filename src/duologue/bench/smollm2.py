@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from duologue.detect.weights import models_folder
 from duologue.models.cascade.language_model import MODEL_FILE
-from duologue.models.cascade.stages import models_folder
 
 FOLDER = "smollm2-135m-vllm"
 _WHOLE = "model.safetensors"

@@ -89,7 +89,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ModelChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which model plugin is served: ``cascade``, ``scripted``, or ``package.module:name``; ``options`` are the plugin's."""
+    """Which plugin is served: ``cascade``, ``native``, ``scripted``, or ``package.module:name``; ``options`` are its own."""
 
     plugin: str = "cascade"
     options: Options = {}

@@ -6,6 +6,7 @@ a missing file is an error that names the file, the folder and the command that 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -26,3 +27,12 @@ def require_weights(path: Path) -> Path:
     if path.stat().st_size == 0:
         raise ModelUnavailableError(f"model file {path} is empty: delete it and run `duologue setup` again")
     return path
+
+
+def models_folder(models_dir: str | None) -> Path:
+    """Where the weights lie: as configured, else ``$DUOLOGUE_MODELS``, else the user's cache, as the set-up does it."""
+    named = models_dir or os.environ.get("DUOLOGUE_MODELS")
+    if named:
+        return Path(named).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path("~/.cache").expanduser()) / "duologue" / "models"

@@ -22,6 +22,7 @@ from duologue.config.stage_config import ModelConfig
 from duologue.config.turns import TurnLimits
 from duologue.detect.speech import SpeechScorer
 from duologue.detect.turn_end import TurnEndClassifier
+from duologue.detect.weights import ModelUnavailableError, models_folder
 from duologue.engine.assembly import build_edges, build_pools
 from duologue.engine.duplex.plugin import DuplexModelPlugin, TurnRequests
 from duologue.engine.duplex.session.detection import BatchedDetection, DetectionService, ScriptedDetection
@@ -194,6 +195,8 @@ def build_model(config: DuologueConfig, runtime: Runtime) -> Model:
             return _scripted(choice.options, runtime)
         case "cascade":
             return _cascade(config, runtime)
+        case "native":
+            return _native(config, runtime)
         case _:
             return _custom(config, runtime)
 
@@ -206,7 +209,24 @@ def _cascade(config: DuologueConfig, runtime: Runtime) -> Model:
         pipeline = config.pipeline or cascade_pipeline(config.model.options)
     except ValueError as fault:
         raise ServeError(f"{fault}.") from None
-    return _staged(CascadePlugin(), pipeline, config, runtime)
+    return _staged(CascadePlugin(), pipeline, config, runtime, _detection(config.model.options, runtime))
+
+
+def _native(config: DuologueConfig, runtime: Runtime) -> Model:
+    from duologue.models.native.pipeline import native_pipeline
+    from duologue.models.native.plugin import NativePlugin
+
+    try:
+        pipeline = config.pipeline or native_pipeline(config.model.options)
+    except ValueError as fault:
+        raise ServeError(f"{fault}.") from None
+    try:
+        detection = _detection(config.model.options, runtime)
+    except ModelUnavailableError as fault:
+        # The model takes turns by itself, so the detectors that the set-up brings are not needed.
+        logger.info("no speech detection", extra={"reason": str(fault)})
+        detection = None
+    return _staged(NativePlugin(), pipeline, config, runtime, detection)
 
 
 def _custom(config: DuologueConfig, runtime: Runtime) -> Model:
@@ -222,10 +242,16 @@ def _custom(config: DuologueConfig, runtime: Runtime) -> Model:
         raise ServeError(f"model.plugin {name!r} gave a {type(plugin).__name__}, not a DuplexModelPlugin.")
     if config.pipeline is None:
         raise ServeError(f"model.plugin {name!r} needs a pipeline: add its stages under `pipeline`.")
-    return _staged(plugin, config.pipeline, config, runtime)
+    return _staged(plugin, config.pipeline, config, runtime, _detection(config.model.options, runtime))
 
 
-def _staged(plugin: DuplexModelPlugin, pipeline: PipelineConfig, config: DuologueConfig, runtime: Runtime) -> Model:
+def _staged(
+    plugin: DuplexModelPlugin,
+    pipeline: PipelineConfig,
+    config: DuologueConfig,
+    runtime: Runtime,
+    detection: DetectionService | None,
+) -> Model:
     try:
         edges = build_edges(pipeline)
     except (ValueError, TypeError) as fault:
@@ -234,14 +260,12 @@ def _staged(plugin: DuplexModelPlugin, pipeline: PipelineConfig, config: Duologu
         plugin=plugin,
         pools=build_pools(pipeline, runtime, log_level=config.logging.level),
         edges=edges,
-        detection=_detection(config.model.options, runtime),
+        detection=detection,
         async_chunk=pipeline.async_chunk,
     )
 
 
 def _detection(options: Options, runtime: Runtime) -> DetectionService:
-    from duologue.models.cascade.stages import models_folder
-
     named = options.get("models_dir")
     folder: Path = models_folder(str(named) if named is not None else None)
     return BatchedDetection(runtime, SpeechScorer(folder), TurnEndClassifier(folder))

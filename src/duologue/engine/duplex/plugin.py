@@ -29,7 +29,9 @@ class ModelCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     request per committed turn. ``streams_input``: an ephemeral model takes a turn's audio while it is being spoken (and
     may answer with partial transcripts), a piece about every ``stream_interval_ms``. ``transcribes_input``: a request can be
     asked for a transcript alone (``respond`` false). ``unit_ms``: the fixed unit of a resident model (appends are cut to it;
-    0: any length). ``max_silence_units``: how many silence units one owner may be given.
+    0: any length). ``max_silence_units``: how many silence units one owner may be given. ``frame_locked``: the clock of a
+    resident model is that of its input, one unit per unit of time; when input stops, silence stands in for it, outside an
+    answer too, up to that number.
     """
 
     family: Literal["resident", "ephemeral"] = "ephemeral"
@@ -44,6 +46,7 @@ class ModelCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     chunk_period_ms: int = 1_000
     unit_ms: int = 0
     max_silence_units: int = 8
+    frame_locked: bool = False
     fixed_voice_after_audio: bool = True
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from duologue.detect.weights import models_folder
 from duologue.engine.stages.contract import PREWARM, Stage, StageControl
 from duologue.models.cascade import persona
 from duologue.models.cascade.asked import (
@@ -43,12 +44,6 @@ PROMPT_LOG = "DUOLOGUE_PROMPT_LOG"
 
 _IDLE_S = 1.0  # how long nobody must have worked before slots are warmed
 _LONGEST_PARTIAL_S = 12.0  # beyond this a guess costs more than it tells
-
-
-def models_folder(models_dir: str | None) -> Path:
-    """Where the weights lie: as configured, else ``$DUOLOGUE_MODELS``, else the user's cache."""
-    named = models_dir or os.environ.get("DUOLOGUE_MODELS")
-    return Path(named).expanduser() if named else Path("~/.cache/duologue/models").expanduser()
 
 
 # -- recognition ---------------------------------------------------------------------------------------------------------

@@ -15,6 +15,9 @@ from duologue.engine.duplex.core.state import CommittedTurn, SessionState
 from duologue.engine.duplex.core.tail import PendingAppend
 from duologue.engine.duplex.events import ResponseListen
 
+LISTENING = "listening"
+"""Who is fed silence while no answer is in progress: the model itself, if it is frame-locked."""
+
 
 def _unit_bytes(s: SessionState) -> int:
     return s.audio.samples(s.capabilities.unit_ms) * 2
@@ -146,11 +149,34 @@ def continue_response(s: SessionState, record: StageRequestRecord) -> None:
         s.silence.want(s.now, s.response.response_id)
 
 
+def keep_clock(s: SessionState, *, silence: bool) -> None:
+    """A unit was accepted: should no other follow, a frame-locked model hears silence, so that it notices the pause."""
+    if not s.capabilities.frame_locked:
+        return
+    clock = s.silence
+    clock.patience_s = max(s.append_ms, default=0.0) / 1000.0
+    if s.response is not None and s.response.generating:
+        return  # its answer keeps the clock
+    if not silence and clock.owner == LISTENING:
+        clock.units = 0
+    clock.want(s.now, LISTENING)
+
+
+def _owner(s: SessionState) -> str | None:
+    """For whom silence may be fed now."""
+    if s.phase != "open":
+        return None
+    if s.response is not None and s.response.generating:
+        return s.response.response_id
+    return LISTENING if s.capabilities.frame_locked else None
+
+
 def continuation_due(s: SessionState) -> None:
     """A unit of silence is due, unless something better is there to feed."""
     response = s.response
     silence = s.silence
-    if response is None or silence.owner != response.response_id or not response.generating or s.phase != "open":
+    owner = _owner(s)
+    if owner is None or silence.owner != owner:
         silence.stop()
         return
     if not s.tail.idle or s.tail.orphans:
@@ -158,7 +184,10 @@ def continuation_due(s: SessionState) -> None:
         silence.due_at = s.now + silence.period_s
         return
     limit = s.capabilities.max_silence_units
-    if silence.units >= limit:
+    if silence.units >= limit and (owner == LISTENING or response is None):
+        silence.stop()
+        return
+    if silence.units >= limit and response is not None:
         s.emit(ResponseListen(reason="continuation_limit", response_id=response.response_id))
         answers.generated(s, response)
         s.fences.complete_turn(s.fences.turn_id)
@@ -172,7 +201,7 @@ def continuation_due(s: SessionState) -> None:
         buffer.clear()
         _enqueue(s, audio)
     else:
-        _enqueue(s, bytes(unit), silence=True, listen=silence.units >= limit)
+        _enqueue(s, bytes(unit), silence=True, listen=silence.units >= limit and owner != LISTENING)
     submission.pump(s)
 
 

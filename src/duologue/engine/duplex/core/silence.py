@@ -36,10 +36,12 @@ class SilenceClock:
     """When the next unit of silence is due, and how many its owner has been given.
 
     ``due_at`` is set while a continuation is wanted. ``deadline`` is the schedule that accepted continuations advance;
-    real input clears it and re-anchors. Times in seconds.
+    real input clears it and re-anchors. After real input nothing stands in for ``patience_s`` more than a period: a client
+    may send pieces that are longer. Times in seconds.
     """
 
     period_s: float
+    patience_s: float = 0.0
     last_submit: float | None = None
     deadline: float | None = None
     due_at: float | None = None
@@ -58,6 +60,9 @@ class SilenceClock:
                 chunk_period_s=self.period_s, now=now, last_submit=self.last_submit, current_deadline=self.deadline
             )
             self.due_at = now + delay_s
+            if self.patience_s and self.deadline is None and self.last_submit is not None:
+                self.due_at = max(self.due_at, self.last_submit + self.period_s + self.patience_s)
+                self.following = self.due_at + self.period_s
 
     def take(self) -> None:
         """The wanted unit is being submitted."""
@@ -79,7 +84,7 @@ class SilenceClock:
             self.deadline = None
             if self.due_at is not None:
                 # Real input arrived while a unit was waiting: the wait starts anew, the answer is never abandoned.
-                self.due_at = submitted_at + self.period_s
+                self.due_at = submitted_at + self.period_s + self.patience_s
                 self.following = self.due_at + self.period_s
 
     def stop(self) -> None:

@@ -106,6 +106,7 @@ def accepted(s: SessionState, item: AppendAccepted) -> None:
     s.lease.touch(s.now)
     if s.resident_family:
         s.silence.accepted(item.submitted_at, silence=append.silence)
+        resident.keep_clock(s, silence=append.silence)
     append.audio = b""
     pump(s)
 
