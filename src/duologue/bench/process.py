@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import subprocess
 import sys
 import time
 import urllib.request
@@ -15,6 +16,7 @@ from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _READY_TRIES = 1200
+_STOP_S = 15.0
 
 
 class EmbeddedServer:
@@ -58,24 +60,33 @@ async def embedded_server(max_sessions: int) -> AsyncIterator[EmbeddedServer]:
         "DUOLOGUE__SESSIONS__MAX_SESSIONS": str(max_sessions),
         "OPENBLAS_NUM_THREADS": "1",
     }
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "duologue.server",
-        env={**os.environ, **settings},
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
+    process = _start({**os.environ, **settings})
     try:
-        await _wait_ready(port)
+        await _wait_ready(process, port)
         yield EmbeddedServer(process.pid, port)
     finally:
         process.terminate()
-        await process.wait()
+        try:
+            await asyncio.to_thread(process.wait, _STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            await asyncio.to_thread(process.wait)
 
 
-async def _wait_ready(port: int) -> None:
+def _start(environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    # Not asyncio's: its watcher and whoever sends a signal would both collect the child, and the exit code could be lost.
+    return subprocess.Popen(
+        [sys.executable, "-m", "duologue.server"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+async def _wait_ready(process: subprocess.Popen[bytes], port: int) -> None:
     for _ in range(_READY_TRIES):
+        if process.poll() is not None:
+            raise SystemExit(f"the server ended with exit code {process.returncode} before it was ready")
         with contextlib.suppress(OSError):
             answer = await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{port}/ready")
             if answer.status == 200:

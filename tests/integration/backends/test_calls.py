@@ -59,7 +59,7 @@ def test_a_call_that_is_given_up_is_forgotten_and_its_late_answer_dropped() -> N
             await asyncio.sleep(0)
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
-            assert one.client._calls == {}  # type: ignore[attr-defined]
+            assert len(one.client._exchange) == 0  # type: ignore[attr-defined]
             assert (await one.ask("r", "echo x"))[-1].text == "x"
             with pytest.raises(ClientFault, match="can't be sent"):
                 await one.client.call("join", (object(),))

@@ -49,7 +49,7 @@ def test_a_killed_worker_is_noticed_once_and_takes_no_more() -> None:
             await one.sink.until(lambda: bool(one.sink.deaths))
             (death,) = one.sink.deaths
             assert isinstance(death, StageFault)
-            assert str(process_of(one)) in death.message
+            assert f"(process {process_of(one)}) ended with SIGKILL" in death.message
             assert not one.client.healthy
             with pytest.raises(StageFault, match="not running"):
                 await one.submit("late", "echo x")
@@ -65,6 +65,7 @@ def test_a_worker_that_exits_by_itself_is_a_death_too() -> None:
         async with replica("process", "Blocking") as one:
             await one.submit("r", "die")
             await one.sink.until(lambda: bool(one.sink.deaths))
+            assert "ended with exit code 7" in str(one.sink.deaths[0])
 
     play(scenario)
 
@@ -108,7 +109,7 @@ def test_closing_is_bounded_even_if_the_worker_does_not_listen(stopped: bool, ti
 @pytest.mark.parametrize(
     ("stage", "changes", "expected"),
     [
-        ("Blocking", {"options": {"load": "exit"}}, "died|exit code 3"),
+        ("Blocking", {"options": {"load": "exit"}}, "ended with exit code 3"),
         ("Blocking", {"options": {"load": "hang"}, "start_timeout_s": 0.5}, "not ready after 0.5 s.*start_timeout_s"),
         ("Blocking", {"options": {"colour": "red"}}, "unexpected keyword argument 'colour'"),
         ("Missing", {}, "has no 'Missing'"),

@@ -112,21 +112,27 @@ def test_the_second_thousand_needs_no_more_memory_than_the_first() -> None:
     async def scenario(runtime: VirtualRuntime) -> None:
         async with running(Rig(runtime, [StageSpec(), StageSpec(), StageSpec()])) as rig:
 
-            async def thousand() -> int:
+            async def thousand() -> tuple[int, int]:
+                """Bytes held afterwards, and at most meanwhile."""
+                tracemalloc.reset_peak()
                 for number in range(1_000):
                     rig.add(f"r{number}", "x")
+                assert len(rig.orchestrator.request_states) == 1_000, "all of them at once"
                 await asyncio.sleep(1)
+                peak = tracemalloc.get_traced_memory()[1]
                 assert rig.endings() == dict.fromkeys((f"r{number}" for number in range(1_000)), 1)
+                assert rig.leftovers() == {}
                 rig.outbox.messages.clear()
                 for spec in rig.stages:
                     spec.ledger.pieces.clear()
                 gc.collect()
-                return tracemalloc.get_traced_memory()[0]
+                return tracemalloc.get_traced_memory()[0], peak
 
             await thousand()  # what is kept once for all: caches, grown tables
-            first = await thousand()
-            second = await thousand()
-            assert second - first < 20_000, "20 bytes for each request would already be a leak"
+            held, peak = await thousand()
+            held_again, peak_again = await thousand()
+            assert held_again - held < 20_000, "20 bytes for each request would already be a leak"
+            assert peak_again < 1.02 * peak
 
     tracemalloc.start()
     try:

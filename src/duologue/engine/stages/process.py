@@ -3,7 +3,6 @@
 Rules kept here:
 
 * submitting is writing a frame: order is the socket's, and only a full socket makes a caller wait;
-* an abort takes effect here at once: its outputs are dropped from then on, whatever the worker still sends;
 * a worker that dies is noticed by the end of its socket, one that hangs by a missed heartbeat; both are reported once;
 * nothing here blocks the loop: processes are waited for by looking, never by joining, and each wait has a bound.
 """
@@ -24,9 +23,8 @@ import msgspec
 from duologue.config.stage_config import ModelConfig
 from duologue.engine.stages.arena import Ring, create_memory
 from duologue.engine.stages.contract import StageClient, StageSink
+from duologue.engine.stages.exchange import Exchange
 from duologue.engine.stages.frames import (
-    Abort,
-    Call,
     Configure,
     FrameReader,
     FrameWriter,
@@ -38,16 +36,14 @@ from duologue.engine.stages.frames import (
     Returned,
     StartFailed,
     Stop,
-    Submit,
     ToWorker,
-    Update,
     from_worker,
 )
-from duologue.engine.stages.piece import CallResult, value_of
+from duologue.engine.stages.piece import CallResult
 from duologue.engine.stages.stderr import LineForwarder, forward_lines
-from duologue.errors import ClientFault, ErrorCode, StageFault
+from duologue.errors import ErrorCode, StageFault
 from duologue.log import init_logger
-from duologue.outputs import Options, RequestOutput, SamplingParams, StageError, StageRequest
+from duologue.outputs import Options, SamplingParams, StageRequest
 
 if TYPE_CHECKING:
     from duologue.clock import Runtime, TimerHandle
@@ -57,7 +53,7 @@ logger = init_logger(__name__)
 _LOOK_EVERY_S = 0.01
 KEPT_HERE = "DUOLOGUE__SERVER__"  # keys of clients are none of a stage's business
 _STDERR_S = 1.0
-_EXIT_CODE_S = 0.1
+_EXIT_CODE_S = 1.0  # from the end of the socket to that of the process: a moment, unless the machine is very busy
 _REAP_S = 10.0  # for the kernel to end what was killed: at once, unless the machine is very busy
 _TERM_AFTER = 0.5  # of the close time-out: then SIGTERM, at its end SIGKILL
 
@@ -103,10 +99,7 @@ class ProcessClient(StageClient, asyncio.Protocol):
         self._ready: asyncio.Future[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
-        self._numbers: dict[str, int] = {}
-        self._live: dict[int, str] = {}
-        self._calls: dict[int, asyncio.Future[CallResult]] = {}
-        self._last_number = 0
+        self._exchange = Exchange("Worker", spec.name, write=self._write, up=lambda: self.healthy)
         self._heard_at = 0.0
         self._timer: TimerHandle | None = None
         self._up = False
@@ -144,7 +137,7 @@ class ProcessClient(StageClient, asyncio.Protocol):
         self._stderr = await forward_lines(self._process, self._spec.name)
         await loop.create_unix_connection(lambda: self, sock=ours)
         spec = self._spec
-        self._write(Configure(spec.factory, spec.options, spec.log_level))
+        self._exchange.send(Configure(spec.factory, spec.options, spec.log_level))
         try:
             async with asyncio.timeout(spec.start_timeout_s):
                 await self._ready
@@ -204,7 +197,7 @@ class ProcessClient(StageClient, asyncio.Protocol):
     async def close(self) -> None:
         """Stop the worker: asked first, then SIGTERM, then SIGKILL, all within ``close_timeout_s``. Idempotent."""
         self._closing = True
-        self._forget_requests()
+        self._exchange.end()
         if self._timer is not None:
             self._timer.cancel()
         process = self._process
@@ -257,74 +250,32 @@ class ProcessClient(StageClient, asyncio.Protocol):
             self._timer.cancel()
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
-        self._forget_requests()
+        self._exchange.end()
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
         if was_up and not self._closing and self._sink is not None:
             self._sink.on_dead(error)
 
-    def _forget_requests(self) -> None:
-        self._numbers.clear()
-        self._live.clear()
-        gone = self._not_running()
-        for answer in self._calls.values():
-            if not answer.done():
-                answer.set_result(CallResult(error=StageError(gone.code.value, gone.message)))
-
     # ---------------------------------------------------------------- requests
 
     async def submit(self, request: StageRequest) -> None:
         """Send a new request. Raises :class:`ClientFault` (``payload_unencodable``) when it can't be encoded."""
-        self._check_up()
-        if request.request_id in self._numbers:
-            raise ValueError(f"request {request.request_id!r} is already at this replica")
-        number = self._last_number + 1
-        self._write(Submit(number, request))
-        self._last_number = number
-        self._numbers[request.request_id] = number
-        self._live[number] = request.request_id
+        self._exchange.submit(request)
         await self._drained()
 
     async def update(self, request: StageRequest) -> None:
         """Send one more piece; ignored when the request is over. Errors as for :meth:`submit`."""
-        self._check_up()
-        number = self._numbers.get(request.request_id)
-        if number is not None:
-            self._write(Update(number, request))
-            await self._drained()
+        self._exchange.update(request)
+        await self._drained()
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        numbers = [number for number in (self._numbers.pop(name, None) for name in request_ids) if number is not None]
-        for number in numbers:
-            del self._live[number]
-        if numbers and self._up:
-            self._write(Abort(tuple(numbers)))
+        self._exchange.abort(request_ids)
 
     async def call(self, method: str, args: tuple[Any, ...]) -> object:
-        self._check_up()
-        number = self._last_number + 1
-        self._write(Call(number, method, args))
-        self._last_number = number
-        answer = self._calls[number] = asyncio.get_running_loop().create_future()
-        try:
-            return value_of(await answer)
-        finally:
-            del self._calls[number]
-
-    def _check_up(self) -> None:
-        if not self.healthy:
-            raise self._not_running()
-
-    def _not_running(self) -> StageFault:
-        return StageFault(ErrorCode.REPLICA_UNAVAILABLE, f"Worker {self._spec.name} is not running.")
+        return await self._exchange.call(method, args)
 
     def _write(self, message: ToWorker) -> None:
-        try:
-            data = self._writer.frame(message)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ClientFault(
-                ErrorCode.PAYLOAD_UNENCODABLE, f"The input for stage {self._spec.name} can't be sent: {error}"
-            ) from error
+        data = self._writer.frame(message)
         # A worker that died takes its end of the pipe along; its death is announced elsewhere.
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
@@ -332,7 +283,7 @@ class ProcessClient(StageClient, asyncio.Protocol):
     async def _drained(self) -> None:
         if not self._writable.is_set():
             await self._writable.wait()
-            self._check_up()
+            self._exchange.check_up()
 
     # ---------------------------------------------------------------- the socket
 
@@ -352,31 +303,17 @@ class ProcessClient(StageClient, asyncio.Protocol):
     def _take(self, message: FromWorker) -> None:
         match message:
             case Output(number, output):
-                self._take_output(number, output)
+                if self._exchange.accepts(number, output) and self._sink is not None:
+                    self._sink.on_output(output)
             case Ready():
                 if self._ready is not None and not self._ready.done():
                     self._ready.set_result(None)
             case StartFailed(text):
                 self._lost(f"could not start its stage: {text}")
             case Returned(number, value, error):
-                self._take_returned(number, CallResult(value, error))
+                self._exchange.answer(number, CallResult(value, error))
             case Pong():
                 pass
-
-    def _take_returned(self, number: int, result: CallResult) -> None:
-        answer = self._calls.get(number)
-        if answer is not None and not answer.done():  # else whoever asked has given it up
-            answer.set_result(result)
-
-    def _take_output(self, number: int, output: RequestOutput) -> None:
-        request_id = self._live.get(number)
-        if request_id is None:
-            return  # aborted while the output was under way
-        if output.finished or output.error is not None:
-            del self._live[number]
-            del self._numbers[request_id]
-        if self._sink is not None:
-            self._sink.on_output(output)
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -399,7 +336,9 @@ class ProcessClient(StageClient, asyncio.Protocol):
                 self._timer.cancel()
             self._timer = self._runtime.call_at(now + _LOOK_EVERY_S, self._name_the_end, deadline)
             return
-        self._lost("died" if code is None else f"ended with {_named(code)}{_hint(code)}")
+        self._lost(
+            "closed its connection and was killed" if code is None else f"ended with {_named(code)}{_hint(code)}"
+        )
 
 
 def _named(returncode: int) -> str:

@@ -4,7 +4,6 @@ Rules kept here:
 
 * messages go out numbered, and no more than a window ahead of what the actor has taken;
 * outputs are fetched in batches by one call that is always under way; its answers are the heartbeat;
-* an abort takes effect here at once: its outputs are dropped from then on, whatever the actor still sends;
 * an actor that died or does not answer is reported once; nothing here blocks the loop, and each wait has a bound.
 
 Every node needs Duologue and the stage's code installed as they are here.
@@ -24,9 +23,8 @@ import msgspec
 
 from duologue.config.pipeline import RayPlacement
 from duologue.engine.stages.contract import StageClient, StageSink
+from duologue.engine.stages.exchange import Exchange
 from duologue.engine.stages.frames import (
-    Abort,
-    Call,
     Configure,
     FromWorker,
     Output,
@@ -35,18 +33,16 @@ from duologue.engine.stages.frames import (
     Returned,
     StartFailed,
     Stop,
-    Submit,
     ToWorker,
-    Update,
     from_worker,
 )
-from duologue.engine.stages.piece import CallResult, value_of
+from duologue.engine.stages.piece import CallResult
 from duologue.engine.stages.process import KEPT_HERE, WorkerSpec
 from duologue.engine.stages.process_end import OWN_PROCESS
 from duologue.engine.stages.ray_actor import WINDOW, StageActor
-from duologue.errors import ClientFault, ErrorCode, StageFault
+from duologue.errors import ErrorCode, StageFault
 from duologue.log import init_logger
-from duologue.outputs import RequestOutput, StageError, StageRequest
+from duologue.outputs import StageRequest
 
 if TYPE_CHECKING:
     from duologue.clock import Runtime
@@ -96,10 +92,7 @@ class RayClient(StageClient):
         self._deliver: Any = None
         self._fetch: Any = None
         self._listener: asyncio.Task[None] | None = None
-        self._numbers: dict[str, int] = {}
-        self._live: dict[int, str] = {}
-        self._calls: dict[int, asyncio.Future[CallResult]] = {}
-        self._last_number = 0
+        self._exchange = Exchange("Actor", spec.name, write=self._write, up=lambda: self.healthy)
         self._sent = 0
         self._taken = 0
         self._room = asyncio.Event()
@@ -204,7 +197,7 @@ class RayClient(StageClient):
     async def close(self) -> None:
         """Stop the actor: asked first, then killed, within ``close_timeout_s``. Idempotent."""
         self._closing = True
-        self._forget_requests()
+        self._exchange.end()
         self._room.set()
         listener, self._listener = self._listener, None
         if listener is not None and listener is not asyncio.current_task():
@@ -247,29 +240,18 @@ class RayClient(StageClient):
     def _take(self, message: FromWorker) -> None:
         match message:
             case Output(number, output):
-                self._take_output(number, output)
+                if self._exchange.accepts(number, output) and self._sink is not None:
+                    self._sink.on_output(output)
             case Returned(number, value, error):
-                answer = self._calls.get(number)
-                if answer is not None and not answer.done():  # else whoever asked has given it up
-                    answer.set_result(CallResult(value, error))
+                self._exchange.answer(number, CallResult(value, error))
             case Ready() | StartFailed() | Pong():
                 pass  # what these say, an actor says by returning
-
-    def _take_output(self, number: int, output: RequestOutput) -> None:
-        request_id = self._live.get(number)
-        if request_id is None:
-            return  # aborted while the output was under way
-        if output.finished or output.error is not None:
-            del self._live[number]
-            del self._numbers[request_id]
-        if self._sink is not None:
-            self._sink.on_output(output)
 
     def _lost(self, why: str) -> None:
         """The actor is gone or useless: make sure that it is gone, and say so once."""
         error = StageFault(ErrorCode.REPLICA_UNAVAILABLE, f"Actor {self._spec.name} (process {self._pid}) {why}.")
         was_up, self._up = self._up, False
-        self._forget_requests()
+        self._exchange.end()
         self._room.set()
         actor, self._actor = self._actor, None
         if actor is not None:
@@ -277,68 +259,26 @@ class RayClient(StageClient):
         if was_up and not self._closing and self._sink is not None:
             self._sink.on_dead(error)
 
-    def _forget_requests(self) -> None:
-        self._numbers.clear()
-        self._live.clear()
-        gone = self._not_running()
-        for answer in self._calls.values():
-            if not answer.done():
-                answer.set_result(CallResult(error=StageError(gone.code.value, gone.message)))
-
     # ---------------------------------------------------------------- requests
 
     async def submit(self, request: StageRequest) -> None:
         """Send a new request. Raises :class:`ClientFault` (``payload_unencodable``) when it can't be encoded."""
-        self._check_up()
-        if request.request_id in self._numbers:
-            raise ValueError(f"request {request.request_id!r} is already at this replica")
-        number = self._last_number + 1
-        self._send(Submit(number, request))
-        self._last_number = number
-        self._numbers[request.request_id] = number
-        self._live[number] = request.request_id
+        self._exchange.submit(request)
         await self._taken_up()
 
     async def update(self, request: StageRequest) -> None:
         """Send one more piece; ignored when the request is over. Errors as for :meth:`submit`."""
-        self._check_up()
-        number = self._numbers.get(request.request_id)
-        if number is not None:
-            self._send(Update(number, request))
-            await self._taken_up()
+        self._exchange.update(request)
+        await self._taken_up()
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        numbers = [number for number in (self._numbers.pop(name, None) for name in request_ids) if number is not None]
-        for number in numbers:
-            del self._live[number]
-        if numbers and self.healthy:
-            self._send(Abort(tuple(numbers)))
+        self._exchange.abort(request_ids)
 
     async def call(self, method: str, args: tuple[Any, ...]) -> object:
-        self._check_up()
-        number = self._last_number + 1
-        self._send(Call(number, method, args))
-        self._last_number = number
-        answer = self._calls[number] = asyncio.get_running_loop().create_future()
-        try:
-            return value_of(await answer)
-        finally:
-            del self._calls[number]
+        return await self._exchange.call(method, args)
 
-    def _check_up(self) -> None:
-        if not self.healthy:
-            raise self._not_running()
-
-    def _not_running(self) -> StageFault:
-        return StageFault(ErrorCode.REPLICA_UNAVAILABLE, f"Actor {self._spec.name} is not running.")
-
-    def _send(self, message: ToWorker) -> None:
-        try:
-            data = _ENCODER.encode(message)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ClientFault(
-                ErrorCode.PAYLOAD_UNENCODABLE, f"The input for stage {self._spec.name} can't be sent: {error}"
-            ) from error
+    def _write(self, message: ToWorker) -> None:
+        data = _ENCODER.encode(message)
         self._sent += 1
         # What becomes of the call is not waited for: the fetch that is under way tells of messages taken, and of death.
         self._deliver(self._sent, data)
@@ -348,7 +288,7 @@ class RayClient(StageClient):
     async def _taken_up(self) -> None:
         if not self._room.is_set():
             await self._room.wait()
-            self._check_up()
+            self._exchange.check_up()
 
 
 def _first_line(error: Exception) -> str:

@@ -10,6 +10,7 @@ whoever waits for a slot gets it in order of arrival; an aborted request deliver
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import queue
 import threading
@@ -17,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from duologue.clock import monotonic
 from duologue.engine.stages.contract import AsyncStage, Stage
@@ -69,16 +70,16 @@ class _Job:
     task: asyncio.Task[None] | None = None
 
 
-class SteppedWorks:
-    """Blocking stage code on the loop. One output per turn, so that others and aborts get in between."""
+StageT = TypeVar("StageT", Stage[object], AsyncStage[object])
 
-    def __init__(self, stage: Stage[object], push: Push, loop: asyncio.AbstractEventLoop) -> None:
-        self._stage = stage
-        self._clock = loop.time
+
+class _Jobs(abc.ABC, Generic[StageT]):
+    """The jobs of one replica by key, however they are run: what a request is told, and what an abort leaves of it."""
+
+    def __init__(self, stage: StageT, push: Push, clock: Callable[[], float]) -> None:
+        self._stage: StageT = stage
         self._push = push
-        self._call_soon = loop.call_soon
-        self._free = max(1, stage.concurrency)
-        self._waiting: deque[_Job | Callable[[], None]] = deque()
+        self._clock = clock
         self._jobs: dict[Key, _Job] = {}
 
     def submit(self, key: Key, request: StageRequest) -> None:
@@ -93,13 +94,33 @@ class SteppedWorks:
     def abort(self, keys: Sequence[Key]) -> None:
         for key in keys:
             job = self._jobs.pop(key, None)
-            if job is None:
-                continue
-            job.work.cancelled = True
-            job.pieces.clear()
-            if job.running is None:
-                close_work(self._stage, job.work)
-            # else the step that is due finds it cancelled, frees the slot and closes it
+            if job is not None:
+                job.work.cancelled = True
+                job.pieces.clear()
+                self._stop(job)
+
+    @abc.abstractmethod
+    def _add(self, job: _Job, request: StageRequest) -> None:
+        """One more piece of a job: run it when its turn comes."""
+
+    @abc.abstractmethod
+    def _stop(self, job: _Job) -> None:
+        """A job was cancelled and has no pieces left: see to it that its state is closed, once."""
+
+    def _forget(self, job: _Job) -> None:
+        """The job ends with the output that is due: another request may have its key from now on."""
+        if self._jobs.get(job.key) is job:
+            del self._jobs[job.key]
+
+
+class SteppedWorks(_Jobs[Stage[object]]):
+    """Blocking stage code on the loop. One output per turn, so that others and aborts get in between."""
+
+    def __init__(self, stage: Stage[object], push: Push, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(stage, push, loop.time)
+        self._call_soon = loop.call_soon
+        self._free = max(1, stage.concurrency)
+        self._waiting: deque[_Job | Callable[[], None]] = deque()
 
     def call(self, method: str, args: tuple[Any, ...], done: Done) -> None:
         self._waiting.append(lambda: done(run_call(self._stage, method, args)))
@@ -113,6 +134,11 @@ class SteppedWorks:
             self._fill()
             if job.running is None and not job.work.opened:
                 job.work.added_at = self._clock()
+
+    def _stop(self, job: _Job) -> None:
+        if job.running is None:
+            close_work(self._stage, job.work)
+        # else the step that is due finds it cancelled, frees the slot and closes it
 
     def _fill(self) -> None:
         while self._free and self._waiting:
@@ -131,7 +157,7 @@ class SteppedWorks:
         output = None if job.work.cancelled else next(running, None)
         if output is not None:
             if job.work.ended:
-                self._jobs.pop(job.key, None)
+                self._forget(job)
             self._push(job.key, output)
             if not (job.work.ended or job.work.cancelled):
                 self._call_soon(self._step, job)
@@ -153,7 +179,7 @@ class SteppedWorks:
         self._fill()
 
 
-class TaskWorks:
+class TaskWorks(_Jobs[AsyncStage[object]]):
     """Asynchronous stage code: one task per request that has work. Used from the loop only."""
 
     def __init__(
@@ -163,32 +189,8 @@ class TaskWorks:
         spawn: Callable[[Coroutine[object, object, None]], asyncio.Task[None]],
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._stage = stage
-        self._clock = clock
-        self._push = push
+        super().__init__(stage, push, clock)
         self._spawn = spawn
-        self._jobs: dict[Key, _Job] = {}
-
-    def submit(self, key: Key, request: StageRequest) -> None:
-        job = self._jobs[key] = _Job(key, Work(request.request_id, self._clock))
-        self._add(job, request)
-
-    def update(self, key: Key, request: StageRequest) -> None:
-        job = self._jobs.get(key)
-        if job is not None:
-            self._add(job, request)
-
-    def abort(self, keys: Sequence[Key]) -> None:
-        for key in keys:
-            job = self._jobs.pop(key, None)
-            if job is None:
-                continue
-            job.work.cancelled = True
-            job.pieces.clear()
-            if job.task is None:
-                close_work(self._stage, job.work)
-            elif job.task is not asyncio.current_task():
-                job.task.cancel()
 
     def call(self, method: str, args: tuple[Any, ...], done: Done) -> None:
         async def run() -> None:
@@ -200,6 +202,12 @@ class TaskWorks:
         job.pieces.append(request)
         if job.task is None:
             self._start(job)
+
+    def _stop(self, job: _Job) -> None:
+        if job.task is None:
+            close_work(self._stage, job.work)
+        elif job.task is not asyncio.current_task():
+            job.task.cancel()
 
     def _start(self, job: _Job) -> None:
         job.task = self._spawn(self._run(job))
@@ -221,58 +229,50 @@ class TaskWorks:
                     if work.cancelled:
                         return
                     if work.ended:
-                        self._jobs.pop(job.key, None)
+                        self._forget(job)
                     self._push(job.key, output)
 
 
-class ThreadedWorks:
+class ThreadedWorks(_Jobs[Stage[object]]):
     """Blocking stage code in threads. ``push`` is called from those threads; after an abort it may be called once more.
 
     The threads are daemons: a stage that never returns does not keep its process alive.
     """
 
     def __init__(self, stage: Stage[object], push: Push) -> None:
-        self._stage = stage
-        self._clock = monotonic
-        self._push = push
+        super().__init__(stage, push, monotonic)
         self._lock = threading.Lock()
-        self._jobs: dict[Key, _Job] = {}
         self._ready: queue.SimpleQueue[_Job | Callable[[], None]] = queue.SimpleQueue()
         for number in range(max(1, stage.concurrency)):
             threading.Thread(target=self._serve, name=f"stage-{number}", daemon=True).start()
 
     def submit(self, key: Key, request: StageRequest) -> None:
-        job = _Job(key, Work(request.request_id, self._clock, self._clock()))
         with self._lock:
-            self._jobs[key] = job
-            self._add(job, request)
+            super().submit(key, request)
 
     def update(self, key: Key, request: StageRequest) -> None:
         with self._lock:
-            job = self._jobs.get(key)
-            if job is not None:
-                self._add(job, request)
+            super().update(key, request)
 
     def abort(self, keys: Sequence[Key]) -> None:
         with self._lock:
-            for key in keys:
-                job = self._jobs.pop(key, None)
-                if job is None:
-                    continue
-                job.work.cancelled = True
-                job.pieces.clear()
-                if not job.busy:
-                    job.busy = True
-                    self._ready.put(job)  # stage code is closed where it runs: in a stage thread
+            super().abort(keys)
 
     def call(self, method: str, args: tuple[Any, ...], done: Done) -> None:
         self._ready.put(lambda: done(run_call(self._stage, method, args)))
 
     def _add(self, job: _Job, request: StageRequest) -> None:
+        if job.work.added_at is None:
+            job.work.added_at = self._clock()
         job.pieces.append(request)
         if not job.busy:
             job.busy = True
             self._ready.put(job)
+
+    def _stop(self, job: _Job) -> None:
+        if not job.busy:
+            job.busy = True
+            self._ready.put(job)  # stage code is closed where it runs: in a stage thread
 
     def _serve(self) -> None:
         while True:
@@ -305,6 +305,5 @@ class ThreadedWorks:
                 return
             if work.ended:
                 with self._lock:
-                    if self._jobs.get(job.key) is job:
-                        del self._jobs[job.key]
+                    self._forget(job)
             self._push(job.key, output)
