@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from array import array
+from operator import mul
 
 LEVELS = 12
 QUIET_RMS = 400.0
@@ -42,7 +43,7 @@ def rms(pcm: bytes) -> float:
         return 0.0
     # Every fifth sample is enough for a tone, and this runs for every frame of a simulation.
     part = samples[::5]
-    return math.sqrt(sum(sample * sample for sample in part) / len(part))
+    return math.sqrt(sum(map(mul, part, part)) / len(part))
 
 
 def heard(pcm: bytes, rate_hz: int) -> tuple[int, int] | None:

@@ -18,6 +18,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import mul
 from typing import Protocol
 
 from duologue.clock import Runtime
@@ -256,8 +257,8 @@ class ScriptedDetection:
 
 def loudness_probability(pcm: bytes) -> float:
     """0.95 if the RMS of ``pcm`` (PCM16, at least one sample) is above ``LOUD_RMS`` of full scale, else 0.05."""
-    samples = array("h", pcm[: len(pcm) & ~1])
+    samples = array("h", pcm[: len(pcm) & ~1])[::8]
     if not samples:
         return 0.05
-    rms = math.sqrt(math.fsum(float(s) * s for s in samples[::8]) / len(samples[::8])) / 32768
+    rms = math.sqrt(sum(map(mul, samples, samples)) / len(samples)) / 32768
     return 0.95 if rms > LOUD_RMS else 0.05
