@@ -220,13 +220,7 @@ def _native(config: DuologueConfig, runtime: Runtime) -> Model:
         pipeline = config.pipeline or native_pipeline(config.model.options)
     except ValueError as fault:
         raise ServeError(f"{fault}.") from None
-    try:
-        detection = _detection(config.model.options, runtime)
-    except ModelUnavailableError as fault:
-        # The model takes turns by itself, so the detectors that the set-up brings are not needed.
-        logger.info("no speech detection", extra={"reason": str(fault)})
-        detection = None
-    return _staged(NativePlugin(), pipeline, config, runtime, detection)
+    return _staged(NativePlugin(), pipeline, config, runtime, _wanted_detection(config, runtime))
 
 
 def _custom(config: DuologueConfig, runtime: Runtime) -> Model:
@@ -242,7 +236,7 @@ def _custom(config: DuologueConfig, runtime: Runtime) -> Model:
         raise ServeError(f"model.plugin {name!r} gave a {type(plugin).__name__}, not a DuplexModelPlugin.")
     if config.pipeline is None:
         raise ServeError(f"model.plugin {name!r} needs a pipeline: add its stages under `pipeline`.")
-    return _staged(plugin, config.pipeline, config, runtime, _detection(config.model.options, runtime))
+    return _staged(plugin, config.pipeline, config, runtime, _wanted_detection(config, runtime))
 
 
 def _staged(
@@ -263,6 +257,17 @@ def _staged(
         detection=detection,
         async_chunk=pipeline.async_chunk,
     )
+
+
+def _wanted_detection(config: DuologueConfig, runtime: Runtime) -> DetectionService | None:
+    """The detectors; ``None`` if their weights are not here and sessions begin without detection anyway."""
+    try:
+        return _detection(config.model.options, runtime)
+    except ModelUnavailableError as fault:
+        if config.session.turn_detection is not None:
+            raise
+        logger.info("no speech detection", extra={"reason": str(fault)})
+        return None
 
 
 def _detection(options: Options, runtime: Runtime) -> DetectionService:

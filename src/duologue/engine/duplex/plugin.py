@@ -8,7 +8,7 @@ its own session (or, for an ephemeral model, fails its own response) and nothing
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -135,15 +135,6 @@ class SilenceContinuation(Protocol):
         ...
 
 
-@runtime_checkable
-class EdgePrompts(Protocol):
-    """A plugin whose pipeline needs the session's conversation between stages."""
-
-    def edge_prompt(self, next_stage_id: int, output: RequestOutput, prompt: StagePrompt) -> StagePrompt | None:
-        """Input for ``next_stage_id`` from ``output``, given the entry prompt of the request."""
-        ...
-
-
 class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
     """An answer to a conversation, outside any session.
 
@@ -220,9 +211,3 @@ class TurnRequests(Protocol):
         Raises :class:`duologue.errors.ClientFault` for what the model cannot do; ``param`` is in OpenAI's terms.
         """
         ...
-
-
-class AcknowledgementWords(msgspec.Struct, frozen=True, kw_only=True):
-    """Words with which a listener shows attention without taking the turn, per language."""
-
-    words: Mapping[str, tuple[str, ...]]
