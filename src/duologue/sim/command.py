@@ -62,6 +62,43 @@ def soak_command(
     raise typer.Exit(1 if progress.failures else 0)
 
 
+@sim_app.command("strike")
+def strike_command(
+    state: Annotated[Path, typer.Option(help="File that holds how far the run has come.")] = Path(
+        "out/sim/strike.json"
+    ),
+    runs: Annotated[int, typer.Option(help="How many runs in all.", min=1)] = 10_000,
+    minutes: Annotated[float | None, typer.Option(help="Stop after so many minutes; the next call goes on.")] = None,
+) -> None:
+    """Cancel, close, hang up or lose a task at every point at which engine and server wait; stop and go on at will."""
+    import os
+
+    from duologue.sim import strike as striking
+
+    state.parent.mkdir(parents=True, exist_ok=True)
+    progress = striking.Progress()
+    if state.exists():
+        progress = msgspec.json.decode(state.read_bytes(), type=striking.Progress)
+
+    def saved(now: striking.Progress) -> None:
+        beside = state.with_suffix(".tmp")
+        beside.write_bytes(msgspec.json.format(msgspec.json.encode(now), indent=1))
+        os.replace(beside, state)
+
+    striking.storm(progress, runs=runs, minutes=minutes, saved=saved)
+    for table in (progress.strikes, progress.points):
+        for name, count in sorted(table.items(), key=lambda entry: -entry[1]):
+            typer.echo(f"{count:7} {name}")
+    each = progress.cpu_s / max(progress.runs, 1)
+    typer.echo(
+        f"{progress.runs} runs of {progress.plans} plans, {sum(progress.strikes.values())} struck, "
+        f"{len(progress.failures)} violations; {progress.cpu_s:.0f} CPU s ({each:.3f} a run)"
+    )
+    for failure in progress.failures[:50]:
+        typer.echo(failure)
+    raise typer.Exit(1 if progress.failures else 0)
+
+
 @sim_app.command("replay")
 def replay_command(
     seed: Seed,

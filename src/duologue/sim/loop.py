@@ -102,6 +102,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._faults: list[dict[str, Any]] = []
         self._failed: list[asyncio.Task[Any]] = []  # and perhaps nobody will ask for their results
         self.stall_turns = STALL_TURNS
+        self.wrap: Callable[[Any], Any] | None = None  # what the coroutine of each new task is replaced by, to watch it
 
     # -- time and timers
 
@@ -224,6 +225,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if context is not None:
             options["context"] = context
         name = name or ("main" if number == 1 else f"task-{number}")
+        if self.wrap is not None:
+            coro = self.wrap(coro)
         task: VirtualTask[Any] = VirtualTask(number, coro, loop=self, name=name, **options)
         task.add_done_callback(self._task_ended)
         return task
