@@ -21,6 +21,7 @@ ABOUT: Mapping[str, str] = {
     "turn": "Speech of the user between its onset and its becoming an item, or not.",
     "response": "One answer. It has exactly one terminal: `completed`, `cancelled` or `failed`.",
     "append": "One piece of input on its way to a stage. One is in flight at a time, in the order they came.",
+    "tool_call": "A function that the model asked for. Its result is applied once, or not at all.",
     "lease": "Who owns the session. Resuming is a compare-and-swap on the generation.",
 }
 
@@ -52,6 +53,12 @@ STATES: Mapping[str, Mapping[str, str]] = {
         "failed": "the stage did not take it",
         "void": "not wanted any more, and no stage has it",
         "orphan": "not wanted any more, but on its way: whatever the stage does with it is undone",
+    },
+    "tool_call": {
+        "pending": "the client was asked; its result may come",
+        "answered": "the result is an item of the conversation",
+        "timed_out": "`tool_result_timeout_s` is over, and the client was told so",
+        "cancelled": "the answer that asked was stopped, its epoch ended, or the client deleted the call",
     },
     "lease": {
         "attached": "a connection takes the output",
@@ -85,6 +92,11 @@ EVENTS: Mapping[str, Mapping[str, str]] = {
         "accepted": "the stage took it",
         "rejected": "the stage did not take it, or not in time",
         "voided": "its request was cancelled, or an append before it failed",
+    },
+    "tool_call": {
+        "answered": "`conversation.item.create` with a `function_call_output`",
+        "timed_out": "its deadline came first",
+        "cancelled": "cancel, barge-in, clear, close, or the deletion of the call",
     },
     "lease": {
         "attached": "a connection takes over without a new generation",

@@ -63,6 +63,12 @@ class ErrorCode(enum.StrEnum):
     ITEM_RETRIEVE_NOT_FOUND = "item_retrieve_not_found"
     INVALID_ITEM = "invalid_item"
     ITEM_NOT_TRUNCATABLE = "item_not_truncatable"
+    TOOLS_UNSUPPORTED = "tools_unsupported"
+    TOOL_CALL_UNKNOWN = "tool_call_unknown"
+    TOOL_CALL_CANCELLED = "tool_call_cancelled"
+    TOOL_RESULT_DUPLICATE = "tool_result_duplicate"
+    TOOL_RESULT_TIMEOUT = "tool_result_timeout"
+    INVALID_FUNCTION_CALL = "invalid_function_call"
     PLAYBACK_ITEM_MISMATCH = "playback_item_mismatch"
     PLAYBACK_ITEM_NOT_FOUND = "playback_item_not_found"
     # resume
@@ -171,6 +177,12 @@ ERRORS: dict[ErrorCode, ErrorSpec] = {
     ),
     _C.INVALID_ITEM: _client("The item cannot be added to the conversation."),
     _C.ITEM_NOT_TRUNCATABLE: _client("Only audio that the assistant spoke can be truncated."),
+    _C.TOOLS_UNSUPPORTED: _client("The model cannot call functions."),
+    _C.TOOL_CALL_UNKNOWN: _client("There is no such function call in the conversation.", status=404),
+    _C.TOOL_CALL_CANCELLED: _client("The function call was cancelled; its result is not used.", status=409),
+    _C.TOOL_RESULT_DUPLICATE: _client("The function call has its result already.", status=409),
+    _C.TOOL_RESULT_TIMEOUT: _client("The result of the function call did not come in time.", status=408),
+    _C.INVALID_FUNCTION_CALL: _server("The model called a function in a way that nobody can answer."),
     _C.PLAYBACK_ITEM_MISMATCH: _client("The acknowledged item does not belong to the acknowledged response."),
     _C.PLAYBACK_ITEM_NOT_FOUND: _client("The acknowledged item is not known.", status=404),
     _C.SESSION_RESUME_CONFLICT: _client("Another connection resumed this session first.", status=409),

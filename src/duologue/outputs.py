@@ -16,11 +16,52 @@ Options = Mapping[str, Scalar]
 Role = Literal["system", "user", "assistant", "tool"]
 
 
+class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that a model may call. ``parameters`` is the JSON schema as JSON text."""
+
+    name: str
+    description: str = ""
+    parameters: str = "{}"
+
+
+class NamedTool(msgspec.Struct, frozen=True):
+    """The choice of one function: the model must call it."""
+
+    name: str
+
+
+ToolChoice = Literal["auto", "none", "required"] | NamedTool
+
+
+class ToolMenu(msgspec.Struct, frozen=True, kw_only=True):
+    """The functions that a model may call in one answer. ``parallel`` false: at most one call in it."""
+
+    tools: tuple[ToolDefinition, ...]
+    choice: ToolChoice = "auto"
+    parallel: bool = True
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A model asks for a function. ``arguments`` is what it wrote, meant to be JSON text.
+
+    ``call_id`` is the session's: what a stage calls it is of no use to anybody else, and stages leave it empty.
+    """
+
+    name: str
+    arguments: str = "{}"
+    call_id: str = ""
+
+
 class ChatMessage(msgspec.Struct, frozen=True):
-    """One message of a conversation as a language model reads it."""
+    """One message of a conversation as a language model reads it.
+
+    ``calls``: what an assistant's message asks for. ``call_id``: which call a message of role ``tool`` answers.
+    """
 
     role: Role
     text: str
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
 
 
 class AudioMark(msgspec.Struct, frozen=True):
@@ -65,6 +106,7 @@ class StagePrompt(msgspec.Struct, frozen=True, kw_only=True):
 
     A resumable request gets several pieces; ``final`` marks the last one. ``session_key`` is the affinity key under
     which a stage may keep a resident context (empty: none). ``companions``: what the request's companions produced.
+    ``menu``: functions that the answer may call.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -76,6 +118,7 @@ class StagePrompt(msgspec.Struct, frozen=True, kw_only=True):
     session_key: str = ""
     options: Options = {}
     companions: tuple[CompanionOutput, ...] = ()
+    menu: ToolMenu | None = None
 
 
 class StageError(msgspec.Struct, frozen=True):
@@ -94,7 +137,8 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     ``segment_finished`` marks the end of a segment of a streaming request (a sentence, a unit): what came since the last
     boundary may be forwarded. ``finished`` ends the request at this stage. ``text`` of a synthesis stage is the text that
     this audio begins to speak, so that text and audio stay paired. ``queue_s``, on the first output: how long the request
-    had waited before the stage began to work on it (0 below a tenth of a millisecond).
+    had waited before the stage began to work on it (0 below a tenth of a millisecond). ``calls``: functions that the
+    model asks for, each whole and once.
     """
 
     request_id: str
@@ -109,6 +153,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     error: StageError | None = None
     metadata: Options = {}
     queue_s: float = 0.0
+    calls: tuple[ToolCall, ...] = ()
 
 
 class StageRequest(msgspec.Struct, kw_only=True):

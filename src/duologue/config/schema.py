@@ -58,6 +58,8 @@ def _groups(struct: type[msgspec.Struct], path: str) -> Iterator[Group]:
         inner = list(_structs(hints[field.name]))
         if inner and _is_group(hints[field.name]):
             below += [_Inner(one, where, len(inner) > 1) for one in inner]
+            words = [hint for hint in get_args(hints[field.name]) if get_origin(hint) is Literal]
+            settings += [_setting(where, word, field) for word in words]  # a word, or a group of keys instead
         elif inner:
             below += [_Inner(one, f"{where}[…]", False) for one in inner]
         else:

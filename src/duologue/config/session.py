@@ -18,7 +18,8 @@ from msgspec import UNSET, UnsetType
 
 from duologue.audio.format import AudioFormat
 from duologue.errors import ClientFault, ErrorCode
-from duologue.outputs import Options
+from duologue.outputs import NamedTool, Options, ToolChoice, ToolMenu
+from duologue.outputs import ToolDefinition as ToolDefinition
 
 Modality = Literal["text", "audio"]
 Eagerness = Literal["low", "medium", "high", "auto"]
@@ -68,14 +69,6 @@ EAGERNESS: dict[Eagerness, EagernessBounds] = {
 }
 
 
-class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
-    """A function that the model may call. ``parameters`` is the JSON schema as JSON text."""
-
-    name: str
-    description: str = ""
-    parameters: str = "{}"
-
-
 class SessionConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a client may set. Times in milliseconds; ``voice`` ``None`` is the model's default voice."""
 
@@ -92,7 +85,8 @@ class SessionConfig(msgspec.Struct, frozen=True, kw_only=True):
     transcription: bool = True
     language: str | None = None
     tools: tuple[ToolDefinition, ...] = ()
-    tool_choice: str = "auto"
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
     overlap_policy: OverlapPolicy | None = None  # None: follows turn detection
     overlap_short_ack_ms: int = 700
     overlap_barge_in_ms: int = 1200
@@ -113,6 +107,13 @@ class SessionConfig(msgspec.Struct, frozen=True, kw_only=True):
         if detection is not None and detection.interrupt_response:
             return "barge_in_on_speech"
         return "listen_only"
+
+    @property
+    def menu(self) -> ToolMenu | None:
+        """The functions that an answer may call; ``None``: none."""
+        if not self.tools or self.tool_choice == "none":
+            return None
+        return ToolMenu(tools=self.tools, choice=self.tool_choice, parallel=self.parallel_tool_calls)
 
 
 class TurnDetectionPatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +145,8 @@ class SessionPatch(msgspec.Struct, frozen=True, kw_only=True):
     transcription: bool | UnsetType = UNSET
     language: str | UnsetType | None = UNSET
     tools: tuple[ToolDefinition, ...] | UnsetType = UNSET
-    tool_choice: str | UnsetType = UNSET
+    tool_choice: ToolChoice | UnsetType = UNSET
+    parallel_tool_calls: bool | UnsetType = UNSET
     overlap_policy: OverlapPolicy | UnsetType | None = UNSET
     overlap_short_ack_ms: int | UnsetType = UNSET
     overlap_barge_in_ms: int | UnsetType = UNSET
@@ -238,4 +240,23 @@ def merge(config: SessionConfig, patch: SessionPatch) -> SessionConfig:
         changes["turn_detection"] = _merge_detection(config.turn_detection, patch.turn_detection)
     merged = msgspec.structs.replace(config, **changes) if changes else config
     _check_numbers(merged)
+    check_tools(merged, "session")
     return merged
+
+
+def check_tools(config: SessionConfig, where: str) -> None:
+    """Raise :class:`ClientFault` for a function that is offered twice, or chosen and not offered."""
+    names = [tool.name for tool in config.tools]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise ClientFault(
+                ErrorCode.INVALID_SESSION_CONFIG,
+                f"Two functions are called {name!r}; every tool needs a name of its own.",
+                param=f"{where}.tools[{index}].name",
+            )
+    if isinstance(config.tool_choice, NamedTool) and config.tool_choice.name not in names:
+        raise ClientFault(
+            ErrorCode.INVALID_SESSION_CONFIG,
+            f"tool_choice names {config.tool_choice.name!r}, which is not among the tools.",
+            param=f"{where}.tool_choice",
+        )

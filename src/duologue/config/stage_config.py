@@ -72,6 +72,8 @@ class DuplexSessionRuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_pending_output_events_per_session: int = 512
     max_items_per_session: int = 2048
     max_history_chars: int = 262_144
+    max_tool_calls_per_session: int = 256
+    tool_result_timeout_s: float = 120.0
     send_ahead_ms: int | None = 400
     audio_delta_ms: int = 100
     max_backlog_ms: int = 10_000
@@ -94,6 +96,8 @@ class DuplexSessionRuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
             "max_pending_output_events_per_session",
             "max_items_per_session",
             "max_history_chars",
+            "max_tool_calls_per_session",
+            "tool_result_timeout_s",
             "audio_delta_ms",
             "max_backlog_ms",
             "max_turn_ms",

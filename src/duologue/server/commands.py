@@ -6,7 +6,9 @@ Rules kept here: a command is made whole or not at all (:class:`ClientFault`, ra
 
 from __future__ import annotations
 
-from typing import Final, get_args
+from typing import Final, TypeVar, get_args
+
+from msgspec import UNSET, UnsetType
 
 from duologue.config.session import SessionConfig
 from duologue.engine.duplex.commands import (
@@ -14,6 +16,7 @@ from duologue.engine.duplex.commands import (
     AppendAudio,
     AppendText,
     BargeIn,
+    CallOutput,
     CancelInput,
     CancelResponse,
     ClearAudio,
@@ -35,12 +38,21 @@ from duologue.engine.duplex.commands import (
 )
 from duologue.engine.duplex.events import ItemRole
 from duologue.errors import ClientFault, ErrorCode
-from duologue.server.settings import SettingsReader, instructions_of, modality_of, token_limit
+from duologue.outputs import ToolCall
+from duologue.server.settings import (
+    SettingsReader,
+    instructions_of,
+    modality_of,
+    token_limit,
+    tool_choice_of,
+    tools_of,
+)
 from duologue.wire import client_events as wire
 from duologue.wire.objects import ContentPart, Item, ResponseParams
 
 LONGEST_MS: Final = 24 * 3_600_000
 RESERVED_ID: Final = "root"  # the beginning, where a place is named
+_T = TypeVar("_T")
 _ROLES: Final[tuple[ItemRole, ...]] = ("system", "user", "assistant")
 
 
@@ -175,8 +187,6 @@ def _options(params: ResponseParams | None) -> ResponseOptions:
         raise _unsupported_option("input", "answers the conversation as it stands")
     if params.audio:
         raise _unsupported_option("audio", "speaks with the session's voice and format")
-    if params.tool_choice and params.tool_choice not in ("auto", "none"):
-        raise _unsupported_option("tool_choice", "cannot be made to use a tool")
     names = params.output_modalities or params.modalities or None
     limit = token_limit(params.max_output_tokens, "response.max_output_tokens")
     return ResponseOptions(
@@ -185,7 +195,14 @@ def _options(params: ResponseParams | None) -> ResponseOptions:
         metadata=params.metadata or {},
         max_output_tokens=limit if isinstance(limit, int) else None,
         out_of_band=params.conversation == "none",
+        tools=None if params.tools is None else _set(tools_of(params.tools, "response")),
+        tool_choice=None if params.tool_choice is None else _set(tool_choice_of(params.tool_choice, "response")),
+        parallel_tool_calls=_set(params.parallel_tool_calls),
     )
+
+
+def _set(value: _T | UnsetType | None) -> _T | None:
+    return None if value is UNSET else value
 
 
 def _unsupported_option(name: str, instead: str) -> ClientFault:
@@ -203,11 +220,36 @@ def _create_item(event: wire.ItemCreate) -> CreateItem:
 
 
 def input_item(item: Item) -> InputItem:
-    """A client's item as the engine keeps it: its texts and transcripts. Raises ``ClientFault``."""
-    if item.type != "message":
-        raise _bad_item(f"Items of type {item.type!r} are not offered; use 'message'.", "item.type")
+    """A client's item as the engine keeps it: texts and transcripts, a call, or a result. Raises ``ClientFault``."""
     if item.id == RESERVED_ID:
         raise _bad_item(f"An item's id cannot be {RESERVED_ID!r}: it stands for the beginning.", "item.id")
+    match item.type:
+        case "message":
+            return _message(item)
+        case "function_call":
+            name = _field(item.name, "item.name", "A function call needs the function's name.")
+            call_id = _field(item.call_id, "item.call_id", "A function call needs its call_id.")
+            call = ToolCall(name=name, arguments=item.arguments or "{}", call_id=call_id)
+            return InputItem(item_id=item.id or None, role="assistant", call=call)
+        case "function_call_output":
+            call_id = _field(
+                item.call_id, "item.call_id", "The result of a function needs the call_id that it answers."
+            )
+            output = CallOutput(call_id, item.output or "")
+            return InputItem(item_id=item.id or None, role="tool", output=output)
+    raise _bad_item(
+        f"Items of type {item.type!r} are not offered; use 'message', 'function_call' or 'function_call_output'.",
+        "item.type",
+    )
+
+
+def _field(value: str | UnsetType | None, param: str, message: str) -> str:
+    if not value:
+        raise _bad_item(message, param)
+    return value
+
+
+def _message(item: Item) -> InputItem:
     for role in _ROLES:
         if item.role == role:
             texts = tuple(_text(part, index) for index, part in enumerate(item.content or ()))

@@ -85,6 +85,8 @@ class GaDialect:
                 return self._responses.created(event, self.config)
             case events.ResponseText():
                 return self._responses.text(event)
+            case events.FunctionCalled():
+                return self._responses.called(event)
             case events.ResponseDone():
                 return self._responses.done(event)
             case _:

@@ -27,6 +27,12 @@ class ServerMetrics:
         self._registry = CollectorRegistry()
         self._errors = Counter("duologue_errors", "Errors sent to clients.", ["code"], registry=self._registry)
         self._responses = Counter("duologue_responses", "Responses that ended.", ["status"], registry=self._registry)
+        self._calls = Counter(
+            "duologue_tool_calls",
+            "Function calls: asked for by models, answered by clients.",
+            ["state"],
+            registry=self._registry,
+        )
         self._connections = Counter(
             "duologue_connections", "WebSockets accepted.", ["dialect"], registry=self._registry
         )
@@ -56,6 +62,11 @@ class ServerMetrics:
             self._errors.labels(event.code.value).inc()
         elif isinstance(event, events.ResponseDone):
             self._responses.labels(event.status).inc()
+        elif isinstance(event, events.FunctionCalled):
+            self._calls.labels("asked").inc()
+        elif isinstance(event, events.ItemAdded):
+            if event.item.role == "tool":
+                self._calls.labels("answered").inc()
         elif isinstance(event, events.StopMeasured):
             if event.onset_to_last_audio_s is not None:
                 self._onset.observe(event.onset_to_last_audio_s)

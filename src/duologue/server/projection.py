@@ -78,7 +78,10 @@ class _OpenResponse:
 
     event: events.ResponseCreated
     config: SessionConfig
-    announced: bool = False  # its item and content part are on the wire
+    announced: bool = False  # its message and content part are on the wire
+    index: int = 0  # of its message among the output
+    outputs: int = 0  # items of it on the wire so far
+    previous_item_id: str | None = None
     encoder: AudioEncoder | None = None
     sent: list[str] = field(default_factory=list)
 
@@ -94,7 +97,7 @@ class ResponseProjection:
         self._open: dict[str, _OpenResponse] = {}
 
     def created(self, event: events.ResponseCreated, config: SessionConfig) -> Frames:
-        self._open[event.response_id] = _OpenResponse(event, config)
+        self._open[event.response_id] = _OpenResponse(event, config, previous_item_id=event.previous_item_id)
         response = created_response(event, config, self._session_id)
         frames: Frames = [wire.ResponseCreated(response=response, response_id=self._own(event.response_id))]
         if self._style.rates_first:
@@ -115,7 +118,9 @@ class ResponseProjection:
         if event.text or self._style.paired_transcript:
             response.sent.append(event.text)
             frames += [
-                wire.TranscriptDelta(response_id=event.response_id, item_id=event.item_id, delta=piece)
+                wire.TranscriptDelta(
+                    response_id=event.response_id, item_id=event.item_id, output_index=response.index, delta=piece
+                )
                 for piece in _pieces(event.text)
             ]
         return frames
@@ -126,9 +131,35 @@ class ResponseProjection:
             return []
         response.sent.append(event.text)
         return self._announce(response) + [
-            wire.TextDelta(response_id=event.response_id, item_id=event.item_id, delta=piece)
+            wire.TextDelta(
+                response_id=event.response_id, item_id=event.item_id, output_index=response.index, delta=piece
+            )
             for piece in _pieces(event.text)
         ]
+
+    def called(self, event: events.FunctionCalled) -> Frames:
+        """A function call, whole: it begins and ends here, whatever becomes of the response."""
+        response = self._open.get(event.response_id)
+        if response is None:
+            return []
+        frames = [] if event.leads else self._announce(response)
+        index, response.outputs = response.outputs, response.outputs + 1
+        if event.leads:
+            response.previous_item_id = event.item.item_id
+        item = item_object(event.item)
+        begun = msgspec.structs.replace(item, status="in_progress", arguments="")
+        where = (event.response_id, event.item.item_id, index)
+        out_of_band = response.event.out_of_band
+        if not out_of_band:
+            frames += item_frames(self._style, begun, event.previous_item_id, done=False)
+        frames.append(wire.OutputItemAdded(response_id=event.response_id, output_index=index, item=begun))
+        for part in event.item.parts:
+            if isinstance(part, events.CallPart):
+                frames += _arguments(part, *where)
+        frames.append(wire.OutputItemDone(response_id=event.response_id, output_index=index, item=item))
+        if not out_of_band:
+            frames.append(wire.ItemDone(item=item, previous_item_id=event.previous_item_id))
+        return frames
 
     def done(self, event: events.ResponseDone) -> Frames:
         response = self._open.pop(event.response_id, None)
@@ -138,9 +169,10 @@ class ResponseProjection:
         if event.item is not None and event.status == "completed":
             frames += self._announce(response)
         output: list[Item] = []
+        output += [item_object(call) for call in event.calls]
         if response.announced:
             item = self._final_item(response, event)
-            output.append(item)
+            output.insert(response.index, item)
             frames += self._closing(response, event, item)
         shown = done_response(event, response.event, response.config, self._session_id, output)
         own = self._style.own_fields
@@ -183,14 +215,18 @@ class ResponseProjection:
         if response.announced:
             return []
         response.announced = True
+        response.index, response.outputs = response.outputs, response.outputs + 1
         event = response.event
         item = empty_item(event.item_id)
         frames: Frames = []
         if not event.out_of_band:
-            frames += item_frames(self._style, item, event.previous_item_id, done=False)
-        frames.append(wire.OutputItemAdded(response_id=event.response_id, item=item))
+            frames += item_frames(self._style, item, response.previous_item_id, done=False)
+        index = response.index
+        frames.append(wire.OutputItemAdded(response_id=event.response_id, output_index=index, item=item))
         part = output_part(event.modality, "")
-        frames.append(wire.PartAdded(response_id=event.response_id, item_id=event.item_id, part=part))
+        frames.append(
+            wire.PartAdded(response_id=event.response_id, item_id=event.item_id, output_index=index, part=part)
+        )
         return frames
 
     def _encode(self, response: _OpenResponse, event: events.ResponseAudio) -> bytes:
@@ -208,6 +244,7 @@ class ResponseProjection:
             wire.AudioDelta(
                 response_id=event.response_id,
                 item_id=event.item_id,
+                output_index=response.index,
                 delta=audio[start : start + MAX_DELTA_BYTES],
                 sample_rate_hz=rate_hz,
             )
@@ -226,18 +263,38 @@ class ResponseProjection:
         if response.encoder is not None and event.status in ("completed", "incomplete"):
             frames += self._deltas(response, response.encoder.flush())
         text = _final_text(response, event)
-        response_id, item_id = created.response_id, created.item_id
+        response_id, item_id, index = created.response_id, created.item_id, response.index
         if created.modality == "text":
-            frames.append(wire.TextDone(response_id=response_id, item_id=item_id, text=text))
+            frames.append(wire.TextDone(response_id=response_id, item_id=item_id, output_index=index, text=text))
         else:
-            frames.append(wire.AudioDone(response_id=response_id, item_id=item_id))
-            frames.append(wire.TranscriptDone(response_id=response_id, item_id=item_id, transcript=text))
+            frames.append(wire.AudioDone(response_id=response_id, item_id=item_id, output_index=index))
+            frames.append(
+                wire.TranscriptDone(response_id=response_id, item_id=item_id, output_index=index, transcript=text)
+            )
         part = output_part(created.modality, text)
-        frames.append(wire.PartDone(response_id=response_id, item_id=item_id, part=part))
-        frames.append(wire.OutputItemDone(response_id=response_id, item=item))
+        frames.append(wire.PartDone(response_id=response_id, item_id=item_id, output_index=index, part=part))
+        frames.append(wire.OutputItemDone(response_id=response_id, output_index=index, item=item))
         if not created.out_of_band:
-            frames.append(wire.ItemDone(item=item, previous_item_id=created.previous_item_id))
+            frames.append(wire.ItemDone(item=item, previous_item_id=response.previous_item_id))
         return frames
+
+
+def _arguments(call: events.CallPart, response_id: str, item_id: str, index: int) -> Frames:
+    frames: Frames = [
+        wire.ArgumentsDelta(
+            response_id=response_id, item_id=item_id, output_index=index, call_id=call.call_id, delta=piece
+        )
+        for piece in _pieces(call.arguments)
+    ]
+    done = wire.ArgumentsDone(
+        response_id=response_id,
+        item_id=item_id,
+        output_index=index,
+        call_id=call.call_id,
+        name=call.name,
+        arguments=call.arguments,
+    )
+    return [*frames, done]
 
 
 def item_frames(style: Style, item: Item, previous_item_id: str | None, *, done: bool) -> Frames:
@@ -254,9 +311,7 @@ def _final_text(response: _OpenResponse, event: events.ResponseDone) -> str:
     """What the closing frames call the text: all that was sent, or, after a cut, what may have been heard."""
     if event.status == "completed" or event.item is None:
         return "".join(response.sent) or event.full_text
-    return " ".join(
-        part.text if isinstance(part, events.TextPart) else part.transcript or "" for part in event.item.parts
-    )
+    return " ".join(events.part_text(part) for part in event.item.parts)
 
 
 def _pieces(text: str) -> list[str]:

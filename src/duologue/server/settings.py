@@ -27,7 +27,7 @@ from duologue.config.session import (
     TurnDetectionPatch,
 )
 from duologue.errors import ClientFault, ErrorCode
-from duologue.outputs import Options, Scalar
+from duologue.outputs import NamedTool, Options, Scalar, ToolChoice
 from duologue.server.models import ModelNames
 from duologue.wire import Dialect
 from duologue.wire.objects import (
@@ -38,11 +38,11 @@ from duologue.wire.objects import (
     OutputAudioParams,
     Session,
     Tool,
-    ToolChoice,
     TranscriptionParams,
     TurnDetectionParams,
     Voice,
 )
+from duologue.wire.objects import ToolChoice as WireToolChoice
 
 MAX_INSTRUCTIONS_CHARS: Final = 256 * 1024
 MAX_TOOLS_CHARS: Final = 256 * 1024
@@ -149,8 +149,9 @@ class SettingsReader:
             turn_detection=_turn_detection(_given(source.turn_detection, session.turn_detection)),
             transcription=_is_on(_given(source.transcription, session.input_audio_transcription)),
             language=_language(_given(source.transcription, session.input_audio_transcription)),
-            tools=_tools(session.tools),
-            tool_choice=_tool_choice(session.tool_choice),
+            tools=tools_of(session.tools, "session"),
+            tool_choice=tool_choice_of(session.tool_choice, "session"),
+            parallel_tool_calls=_or(session.parallel_tool_calls, True),
             metadata=UNSET if session.metadata is UNSET else (session.metadata or {}),
         )
         return patch if self._dialect == "ga" else _with_duplex(patch, session)
@@ -284,26 +285,25 @@ def _language(params: TranscriptionParams | UnsetType | None) -> str | UnsetType
     return UNSET if params is UNSET or params is None else params.language
 
 
-def _tools(tools: list[Tool] | UnsetType | None) -> tuple[ToolDefinition, ...] | UnsetType:
+def tools_of(tools: list[Tool] | UnsetType | None, where: str) -> tuple[ToolDefinition, ...] | UnsetType:
+    """Functions that a client offers. Raises ``ClientFault``."""
     if tools is UNSET:
         return UNSET
-    known = tuple(_tool(tool, index) for index, tool in enumerate(tools or ()))
+    known = tuple(_tool(tool, f"{where}.tools[{index}]") for index, tool in enumerate(tools or ()))
     size = sum(len(tool.name) + len(tool.description) + len(tool.parameters) for tool in known)
     if size > MAX_TOOLS_CHARS:
-        raise invalid(f"Tools may have {MAX_TOOLS_CHARS} characters altogether, got {size}.", "session.tools")
+        raise invalid(f"Tools may have {MAX_TOOLS_CHARS} characters altogether, got {size}.", f"{where}.tools")
     return known
 
 
-def _tool(tool: Tool, index: int) -> ToolDefinition:
+def _tool(tool: Tool, param: str) -> ToolDefinition:
     if tool.type != "function":
         raise invalid(
-            f"Tools of type {tool.type!r} are not offered; use 'function'.",
-            f"session.tools[{index}].type",
-            ErrorCode.UNSUPPORTED,
+            f"Tools of type {tool.type!r} are not offered; use 'function'.", f"{param}.type", ErrorCode.UNSUPPORTED
         )
     if not tool.name:
-        raise invalid("A function tool needs a name.", f"session.tools[{index}].name")
-    parameters = "{}" if tool.parameters is UNSET else _schema(tool.parameters, f"session.tools[{index}].parameters")
+        raise invalid("A function tool needs a name.", f"{param}.name")
+    parameters = "{}" if tool.parameters is UNSET else _schema(tool.parameters, f"{param}.parameters")
     return ToolDefinition(name=tool.name, description=tool.description or "", parameters=parameters)
 
 
@@ -316,15 +316,28 @@ def _schema(raw: Raw, param: str) -> str:
         raise invalid(f"A tool's parameters must be a JSON schema: {fault}.", param) from None
 
 
-def _tool_choice(choice: str | ToolChoice | UnsetType | None) -> str | UnsetType:
-    if isinstance(choice, ToolChoice):
-        raise invalid(
-            "Forcing one tool is not offered; use 'auto', 'none' or 'required'.",
-            "session.tool_choice",
-            ErrorCode.UNSUPPORTED,
-        )
-    chosen = _choice(choice, ("auto", "none", "required"), "session.tool_choice")
-    return "auto" if chosen is None else chosen
+def tool_choice_of(choice: str | WireToolChoice | UnsetType | None, where: str) -> ToolChoice | UnsetType:
+    """Which function the model must or may call. Raises ``ClientFault``."""
+    match choice:
+        case UnsetType():
+            return UNSET
+        case None | "auto":
+            return "auto"
+        case "none" | "required":
+            return choice
+        case WireToolChoice(type="function", name=str(name)) if name:
+            return NamedTool(name)
+        case WireToolChoice():
+            raise invalid(
+                f"tool_choice of type {choice.type!r} is not offered; use 'auto', 'none', 'required' or a function's name.",
+                f"{where}.tool_choice",
+                ErrorCode.UNSUPPORTED,
+            )
+        case _:
+            raise invalid(
+                f"{where}.tool_choice must be one of 'auto', 'none', 'required', got {choice!r}.",
+                f"{where}.tool_choice",
+            )
 
 
 def _choice(value: str | UnsetType | None, allowed: tuple[str, ...], param: str) -> str | UnsetType | None:

@@ -13,8 +13,19 @@ from msgspec import UNSET, UnsetType
 
 from duologue.audio.format import AudioFormat, Encoding
 from duologue.config.session import Modality, ServerVad, SessionConfig, ToolDefinition
-from duologue.engine.duplex.events import AudioPart, ItemPart, ItemView, ResponseCreated, ResponseDone, Usage
+from duologue.engine.duplex.events import (
+    AudioPart,
+    CallOutputPart,
+    CallPart,
+    ItemPart,
+    ItemView,
+    ResponseCreated,
+    ResponseDone,
+    Usage,
+    part_text,
+)
 from duologue.errors import ERRORS
+from duologue.outputs import NamedTool, ToolChoice
 from duologue.server.settings import DEFAULT_VOICE
 from duologue.wire import Dialect
 from duologue.wire.objects import (
@@ -36,6 +47,7 @@ from duologue.wire.objects import (
     TranscriptionParams,
     TurnDetectionParams,
 )
+from duologue.wire.objects import ToolChoice as WireToolChoice
 
 TRANSCRIPTION_MODEL: Final = "default"
 _GA_TYPES: Final[dict[Encoding, str]] = {
@@ -64,7 +76,8 @@ def session_object(config: SessionConfig, session_id: str, dialect: Dialect) -> 
         instructions=config.instructions,
         max_output_tokens=config.max_output_tokens if config.max_output_tokens is not None else "inf",
         tools=[_tool_object(tool) for tool in config.tools],
-        tool_choice=config.tool_choice,
+        tool_choice=_tool_choice(config.tool_choice),
+        parallel_tool_calls=config.parallel_tool_calls,
         audio=AudioParams(
             input=InputAudioParams(
                 format=format_object(source),
@@ -130,6 +143,10 @@ def _tool_object(tool: ToolDefinition) -> Tool:
     return Tool(name=tool.name, description=tool.description, parameters=msgspec.Raw(tool.parameters.encode()))
 
 
+def _tool_choice(choice: ToolChoice) -> str | WireToolChoice:
+    return WireToolChoice(type="function", name=choice.name) if isinstance(choice, NamedTool) else choice
+
+
 def format_object(audio: AudioFormat) -> AudioFormatParams:
     """A format in the GA spelling; only PCM states its rate."""
     name = _GA_TYPES[audio.encoding]
@@ -138,6 +155,26 @@ def format_object(audio: AudioFormat) -> AudioFormatParams:
 
 def item_object(item: ItemView) -> Item:
     """A conversation item; the content types follow its role."""
+    match item.parts:
+        case (CallPart() as call,):
+            return Item(
+                id=item.item_id,
+                object="realtime.item",
+                type="function_call",
+                status=item.status,
+                call_id=call.call_id,
+                name=call.name,
+                arguments=call.arguments,
+            )
+        case (CallOutputPart() as result,):
+            return Item(
+                id=item.item_id,
+                object="realtime.item",
+                type="function_call_output",
+                status=item.status,
+                call_id=result.call_id,
+                output=result.output,
+            )
     return Item(
         id=item.item_id,
         object="realtime.item",
@@ -164,7 +201,7 @@ def _content(part: ItemPart, role: str) -> ContentPart:
     side = "output" if role == "assistant" else "input"
     if isinstance(part, AudioPart):
         return ContentPart(type=f"{side}_audio", transcript=part.transcript)
-    return ContentPart(type=f"{side}_text", text=part.text)
+    return ContentPart(type=f"{side}_text", text=part_text(part))
 
 
 def created_response(event: ResponseCreated, config: SessionConfig, session_id: str) -> Response:
@@ -193,7 +230,7 @@ def done_response(
         output_modalities=[event.modality],
         max_output_tokens=config.max_output_tokens if config.max_output_tokens is not None else "inf",
         audio=_response_audio(created, config),
-        usage=_usage(event.usage, event.modality),
+        usage=_usage(event.usage),
         metadata=dict(event.metadata or created.metadata) or None,
     )
 
@@ -222,12 +259,14 @@ def _status_error(event: ResponseDone) -> StatusError | UnsetType:
     )
 
 
-def _usage(usage: Usage, modality: Modality) -> ResponseUsage:
-    """Tokens by kind: audio is not counted in tokens here, so all input is text beside what was cached."""
+def _usage(usage: Usage) -> ResponseUsage | None:
+    """Tokens that stages counted, ``null`` if none did: audio is not counted in tokens here, so all of them are text."""
+    if usage.input_tokens is None or usage.output_tokens is None:
+        return None
     return ResponseUsage(
         total_tokens=usage.input_tokens + usage.output_tokens,
         input_tokens=usage.input_tokens,
         output_tokens=usage.output_tokens,
-        input_token_details=InputTokens(text_tokens=usage.input_tokens, cached_tokens=usage.cached_tokens),
+        input_token_details=InputTokens(text_tokens=usage.input_tokens, cached_tokens=usage.cached_tokens or 0),
         output_token_details=OutputTokens(text_tokens=usage.output_tokens),
     )

@@ -118,6 +118,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: Whole | Name | UnsetType | None = UNSET
     tools: Annotated[list[Tool], Meta(max_length=128)] | UnsetType | None = UNSET
     tool_choice: Name | ToolChoice | UnsetType | None = UNSET
+    parallel_tool_calls: bool | UnsetType | None = UNSET
     audio: AudioParams | UnsetType | None = UNSET
     expires_at: Whole | UnsetType | None = UNSET
     temperature: float | UnsetType | None = UNSET
@@ -247,6 +248,7 @@ class ResponseParams(msgspec.Struct, frozen=True, kw_only=True):
     voice: Name | Voice | UnsetType | None = UNSET
     tools: Annotated[list[Tool], Meta(max_length=128)] | UnsetType | None = UNSET
     tool_choice: Name | ToolChoice | UnsetType | None = UNSET
+    parallel_tool_calls: bool | UnsetType | None = UNSET
     temperature: float | UnsetType | None = UNSET
 
 

@@ -196,6 +196,17 @@ class TextDone(_OutputEvent, frozen=True, kw_only=True, tag="response.output_tex
     text: str
 
 
+class ArgumentsDelta(_OutputEvent, frozen=True, kw_only=True, tag="response.function_call_arguments.delta"):
+    call_id: str
+    delta: str
+
+
+class ArgumentsDone(_OutputEvent, frozen=True, kw_only=True, tag="response.function_call_arguments.done"):
+    call_id: str
+    name: str
+    arguments: str
+
+
 class RateLimitsUpdated(ServerEvent, frozen=True, kw_only=True, tag="rate_limits.updated"):
     rate_limits: list[RateLimit] = []
 
@@ -298,6 +309,8 @@ GaServerEvent = (
     | TranscriptDone
     | TextDelta
     | TextDone
+    | ArgumentsDelta
+    | ArgumentsDone
     | RateLimitsUpdated
 )
 

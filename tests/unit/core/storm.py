@@ -40,11 +40,20 @@ from duologue.engine.duplex.core.items import (
     Touched,
     TurnClassified,
 )
-from duologue.engine.duplex.events import ResponseCreated, ResponseDone, SessionClosed, SessionExpired
+from duologue.engine.duplex.events import FunctionCalled, ResponseCreated, ResponseDone, SessionClosed, SessionExpired
 from duologue.engine.duplex.plugin import ModelCapabilities
-from duologue.engine.duplex.results import Listened, ModelFailed, ModelResult, Speech, TurnEnded, UserTranscript
+from duologue.engine.duplex.results import (
+    FunctionCall,
+    Listened,
+    ModelFailed,
+    ModelResult,
+    Speech,
+    TokensUsed,
+    TurnEnded,
+    UserTranscript,
+)
 from duologue.errors import ErrorCode
-from duologue.outputs import AudioMark
+from duologue.outputs import AudioMark, ToolCall, ToolDefinition
 from tests.unit.core.harness import CASCADE, NATIVE, PLAIN, World, audio, speech
 
 CONFIGS = (
@@ -58,11 +67,13 @@ CONFIGS = (
     SessionConfig(turn_detection=ServerVad(), auto_response=True, playback_commit_policy="commit_all_on_done"),
     SessionConfig(turn_detection=ServerVad(), overlap_policy="listen_only"),
 )
+CLOCK = (ToolDefinition(name="clock"),)
+TOOLED = msgspec.structs.replace(CASCADE, calls_functions=True)
 BY_CLIENT = ModelCapabilities(family="resident", unit_ms=80, chunk_period_ms=80, input_rate_hz=16_000)
 SPEECH_ONLY = msgspec.structs.replace(PLAIN, supports_text_turns=False)
 MODELS = (
-    CASCADE,
-    CASCADE,
+    TOOLED,
+    TOOLED,
     PLAIN,
     NATIVE,
     NATIVE,
@@ -81,6 +92,8 @@ TINY = DuplexSessionRuntimeConfig(
     max_history_chars=200,
     max_backlog_ms=2_000,
     max_turn_ms=3_000,
+    max_tool_calls_per_session=2,
+    tool_result_timeout_s=2.0,
 )
 RUNTIMES = (
     DuplexSessionRuntimeConfig(),
@@ -95,9 +108,11 @@ class Storm:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         rng = self.rng
+        config, model = rng.choice(CONFIGS), rng.choice(MODELS)
+        tools = CLOCK if model.calls_functions else ()
         self.world = World(
-            config=rng.choice(CONFIGS),
-            capabilities=rng.choice(MODELS),
+            config=msgspec.structs.replace(config, tools=tools, parallel_tool_calls=rng.random() < 0.7),
+            capabilities=model,
             runtime=rng.choice(RUNTIMES),
             auto=rng.random() < 0.5,
             takes=rng.random() < 0.7,
@@ -171,6 +186,8 @@ class Storm:
             return
         submit = world.submits[-1] if rng.random() < 0.8 else rng.choice(world.submits)
         results: list[ModelResult] = [self.result() for _ in range(rng.randint(0, 3))]
+        if world.capabilities.calls_functions and rng.random() < 0.4:
+            results.insert(0, FunctionCall(name="clock"))
         world.apply(
             ModelSpoke(
                 request_id=submit.request_id, fence=submit.fence, results=tuple(results), finished=rng.random() < 0.2
@@ -179,7 +196,7 @@ class Storm:
 
     def result(self) -> ModelResult:
         rng = self.rng
-        match rng.randrange(9):
+        match rng.randrange(11):
             case 0:
                 return UserTranscript(text=rng.choice(("", "mm-hm", "tell me a story")), final=rng.random() < 0.5)
             case 1:
@@ -190,6 +207,10 @@ class Storm:
                 return ModelFailed(message="no")
             case 4:
                 return Speech(text="only text. ")
+            case 9:
+                return FunctionCall(name=rng.choice(("clock", "clock", "unknown")))
+            case 10:
+                return TokensUsed(input_tokens=5, output_tokens=2)
             case 5:
                 return Speech(
                     text="marked text",
@@ -212,8 +233,18 @@ class Storm:
         items = [item.item_id for item in world.state.history.items] + ["item_unknown"]
         responses = [e.response_id for e in world.of(ResponseCreated)] + ["resp-unknown"]
         item_id, response_id, ms = rng.choice(items), rng.choice(responses), rng.randint(-50, 6_000)
+        asked = [event.item.parts[0].call_id for event in world.of(FunctionCalled)] + ["call_unknown", "mine"]
+        pending = [record.call_id for record in world.state.tools.pending()]
+        output = c.CallOutput(rng.choice(pending or asked), "noon")
+        if pending and rng.random() < 0.3:
+            world.send(c.CreateItem(item=c.InputItem(role="tool", output=output)))
         command = rng.choice(
             (
+                c.CreateItem(
+                    item=c.InputItem(role="tool", output=output), previous_item_id=rng.choice((None, item_id))
+                ),
+                c.CreateItem(item=c.InputItem(role="tool", output=output)),
+                c.CreateItem(item=c.InputItem(role="assistant", call=ToolCall(name="clock", call_id="mine"))),
                 c.CommitAudio(create_response=rng.choice((None, True, False))),
                 c.ClearAudio(),
                 c.ClearOutput(response_id=rng.choice((None, response_id))),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duologue.engine.duplex.core import lease, lifecycle, responses, state, tail
+from duologue.engine.duplex.core import calls, lease, lifecycle, responses, state, tail
 from duologue.engine.duplex.core.tables import TABLES, Table, advance
 from tests.unit.core.harness import World
 from tests.unit.core.storm import Storm
@@ -56,7 +56,7 @@ def test_storms_take_every_transition_that_the_tables_have(monkeypatch: pytest.M
         seen.add((id(table), state, event))
         return advance(table, state, event)
 
-    for module in (lease, lifecycle, responses, state, tail):
+    for module in (calls, lease, lifecycle, responses, state, tail):
         monkeypatch.setattr(module, "advance", noting)
     for seed in range(150):
         Storm(seed).run(120)

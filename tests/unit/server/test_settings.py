@@ -131,7 +131,7 @@ def test_a_partial_detector_keeps_the_rest() -> None:
         ({"instructions": "x" * 300_000}, ErrorCode.INVALID_SESSION_CONFIG, "session.instructions"),
         ({"tools": [{"type": "mcp"}]}, ErrorCode.UNSUPPORTED, "session.tools[0].type"),
         ({"tools": [{"type": "function"}]}, ErrorCode.INVALID_SESSION_CONFIG, "session.tools[0].name"),
-        ({"tool_choice": {"type": "function", "name": "f"}}, ErrorCode.UNSUPPORTED, "session.tool_choice"),
+        ({"tool_choice": {"type": "mcp", "name": "f"}}, ErrorCode.UNSUPPORTED, "session.tool_choice"),
         (
             {"audio": {"input": {"format": {"type": "audio/mp3"}}}},
             ErrorCode.UNSUPPORTED_AUDIO_FORMAT,

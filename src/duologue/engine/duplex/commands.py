@@ -12,6 +12,8 @@ from typing import Literal
 import msgspec
 
 from duologue.config.session import Modality, SessionPatch
+from duologue.engine.duplex.events import ItemRole
+from duologue.outputs import ToolCall, ToolChoice, ToolDefinition
 
 OverlapHint = Literal[
     "barge_in",
@@ -63,12 +65,24 @@ class ClearOutput(_Command, frozen=True, kw_only=True):
     response_id: str | None = None
 
 
+class CallOutput(msgspec.Struct, frozen=True):
+    """A function's result."""
+
+    call_id: str
+    output: str
+
+
 class InputItem(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation item as a client creates it. Text only, or text beside audio that was transcribed elsewhere."""
+    """A conversation item as a client creates it. Text only, or text beside audio that was transcribed elsewhere.
+
+    ``call``: a function call of the past (role ``assistant``). ``output``: a result (role ``tool``).
+    """
 
     item_id: str | None = None
-    role: Literal["system", "user", "assistant"]
+    role: ItemRole
     texts: tuple[str, ...] = ()
+    call: ToolCall | None = None
+    output: CallOutput | None = None
 
 
 class ResponseOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +93,9 @@ class ResponseOptions(msgspec.Struct, frozen=True, kw_only=True):
     metadata: Mapping[str, str] = {}
     max_output_tokens: int | None = None
     out_of_band: bool = False
+    tools: tuple[ToolDefinition, ...] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CreateResponse(_Command, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from duologue.errors import ErrorCode
 
 ResponseStatus = Literal["completed", "cancelled", "failed", "incomplete"]
 CancelReason = Literal["turn_detected", "client_cancelled", "max_output_tokens", "content_filter"]
-ItemRole = Literal["system", "user", "assistant"]
+ItemRole = Literal["system", "user", "assistant", "tool"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -35,7 +35,35 @@ class AudioPart(msgspec.Struct, frozen=True, kw_only=True, tag="audio"):
     duration_ms: int = 0
 
 
-ItemPart = TextPart | AudioPart
+class CallPart(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
+    """The whole of an item by which the model asks for a function; the item's role is ``assistant``."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+class CallOutputPart(msgspec.Struct, frozen=True, kw_only=True, tag="call_output"):
+    """The whole of an item that answers a call; the item's role is ``tool``."""
+
+    call_id: str
+    output: str
+
+
+ItemPart = TextPart | AudioPart | CallPart | CallOutputPart
+
+
+def part_text(part: ItemPart) -> str:
+    """What there is to read of a part."""
+    match part:
+        case TextPart():
+            return part.text
+        case AudioPart():
+            return part.transcript or ""
+        case CallPart():
+            return part.arguments
+        case CallOutputPart():
+            return part.output
 
 
 class ItemView(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,11 +77,22 @@ class ItemView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cached_tokens: int = 0
+    """What a response cost. Tokens are those that stages counted; ``None``: none did."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
     input_audio_ms: int = 0
     output_audio_ms: int = 0
+
+    def plus(self, input_tokens: int, output_tokens: int, cached_tokens: int) -> Usage:
+        """With what one more stage counted."""
+        return msgspec.structs.replace(
+            self,
+            input_tokens=(self.input_tokens or 0) + input_tokens,
+            output_tokens=(self.output_tokens or 0) + output_tokens,
+            cached_tokens=(self.cached_tokens or 0) + cached_tokens,
+        )
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -187,8 +226,24 @@ class ResponseText(_Event, frozen=True, kw_only=True):
     text: str
 
 
+class FunctionCalled(_Event, frozen=True, kw_only=True):
+    """The model asks for a function: one whole item (a :class:`CallPart`) of the response.
+
+    ``leads``: the response's message has no content yet, so the call stands before it.
+    """
+
+    response_id: str
+    epoch: int
+    item: ItemView
+    previous_item_id: str | None = None
+    leads: bool = False
+
+
 class ResponseDone(_Event, frozen=True, kw_only=True):
-    """The one end of a response. ``item`` is ``None`` if it never had content; its transcript is what may be heard."""
+    """The one end of a response. ``item`` is ``None`` if it never had content; its transcript is what may be heard.
+
+    ``calls``: the items of its function calls, in order.
+    """
 
     response_id: str
     epoch: int
@@ -198,6 +253,7 @@ class ResponseDone(_Event, frozen=True, kw_only=True):
     error_message: str = ""
     modality: Modality = "audio"
     item: ItemView | None = None
+    calls: tuple[ItemView, ...] = ()
     full_text: str = ""
     audio_ms: int = 0
     metadata: Mapping[str, str] = {}
@@ -276,6 +332,7 @@ SessionEvent = (
     | ResponseListen
     | ResponseAudio
     | ResponseText
+    | FunctionCalled
     | ResponseDone
     | OutputCleared
     | OverlapDecided

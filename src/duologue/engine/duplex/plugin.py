@@ -17,7 +17,8 @@ from duologue.config.session import SessionConfig
 from duologue.engine.duplex.contracts import DuplexFence, DuplexOutputContext
 from duologue.engine.duplex.contracts import DuplexModelSessionState as DuplexModelSessionState
 from duologue.engine.duplex.results import Decision
-from duologue.outputs import ChatMessage, RequestOutput, SamplingParams, StagePrompt
+from duologue.errors import ClientFault, ErrorCode
+from duologue.outputs import ChatMessage, RequestOutput, Role, SamplingParams, StagePrompt, ToolCall
 
 Messages = tuple[ChatMessage, ...]
 
@@ -31,7 +32,8 @@ class ModelCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     asked for a transcript alone (``respond`` false). ``unit_ms``: the fixed unit of a resident model (appends are cut to it;
     0: any length). ``max_silence_units``: how many silence units one owner may be given. ``frame_locked``: the clock of a
     resident model is that of its input, one unit per unit of time; when input stops, silence stands in for it, outside an
-    answer too, up to that number.
+    answer too, up to that number. ``calls_functions``: it may ask for the functions of ``config.menu``
+    (:class:`~duologue.engine.duplex.results.FunctionCall`); else tools are refused.
     """
 
     family: Literal["resident", "ephemeral"] = "ephemeral"
@@ -48,14 +50,36 @@ class ModelCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     max_silence_units: int = 8
     frame_locked: bool = False
     fixed_voice_after_audio: bool = True
+    calls_functions: bool = False
+
+
+def refuse_unsupported(capabilities: ModelCapabilities, config: SessionConfig, where: str) -> None:
+    """Raise :class:`ClientFault` for settings that the model has no ability for; ``where`` they stand is in ``param``."""
+    if config.tools and not capabilities.calls_functions:
+        raise ClientFault(
+            ErrorCode.TOOLS_UNSUPPORTED,
+            "This model cannot call functions; leave tools empty, or serve a language model that can.",
+            param=f"{where}.tools",
+        )
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn of the conversation as the model should know it; an assistant's text is what was heard."""
+    """One turn of the conversation as the model should know it; an assistant's text is what was heard.
+
+    ``calls``: functions that the assistant asked for. Each is followed by an entry of role ``tool`` with its ``call_id``:
+    the result, or a sentence that says why there is none (yet).
+    """
 
     item_id: str
-    role: Literal["system", "user", "assistant"]
+    role: Role
     text: str
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+
+    @property
+    def message(self) -> ChatMessage:
+        """The same for a language model."""
+        return ChatMessage(self.role, self.text, self.calls, self.call_id)
 
 
 class AppendPlanRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,13 +39,31 @@ class TurnEnded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     model_turn_id: int | None = None
 
 
+class FunctionCall(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The model asks for a function of the client's. ``arguments``: all of it, as the model wrote it (JSON text).
+
+    The answer goes on: speech may follow in the same turn, and the result belongs to a later one.
+    """
+
+    name: str
+    arguments: str = "{}"
+
+
+class TokensUsed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What a stage counted for this answer. Report only what was counted; several reports add up."""
+
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int = 0
+
+
 class ModelFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The model reported an error of its own for this request."""
 
     message: str
 
 
-ModelResult = UserTranscript | Speech | Listened | TurnEnded | ModelFailed
+ModelResult = UserTranscript | Speech | Listened | TurnEnded | FunctionCall | TokensUsed | ModelFailed
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

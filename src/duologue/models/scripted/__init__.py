@@ -3,12 +3,13 @@
 from .pipeline import ScriptedPipeline, ephemeral_pipeline, resident_pipeline
 from .plugin import ScriptedPlugin, ScriptedState
 from .resident import ResidentPlugin
-from .script import Script, ScriptedFault
+from .script import Script, ScriptedCall, ScriptedFault
 from .sound import silence, tone
 
 __all__ = [
     "ResidentPlugin",
     "Script",
+    "ScriptedCall",
     "ScriptedFault",
     "ScriptedPipeline",
     "ScriptedPlugin",

@@ -16,13 +16,13 @@ from duologue.engine.duplex.plugin import (
     Turn,
     TurnPlan,
 )
-from duologue.engine.duplex.results import Decision, Speech, TurnEnded, UserTranscript
+from duologue.engine.duplex.results import Decision, FunctionCall, Speech, TokensUsed, TurnEnded, UserTranscript
 from duologue.engine.stages.edge import NOTHING, Edge, EdgeInput, EdgeResult
 from duologue.errors import ClientFault, ErrorCode
 from duologue.models.scripted import turns
 from duologue.models.scripted.script import Script
 from duologue.models.scripted.stages import ANSWER, OUTPUT_RATE_HZ, RECOGNISE, SPEAK
-from duologue.outputs import ChatMessage, RequestOutput, SamplingParams, StagePrompt
+from duologue.outputs import RequestOutput, SamplingParams, StagePrompt
 
 REFUSED_VOICE = turns.REFUSED_VOICE
 """The one voice that a scripted model does not have."""
@@ -51,6 +51,7 @@ class ScriptedPlugin(DuplexModelPlugin):
             streams_input=script.streams_input,
             stream_interval_ms=script.stream_interval_ms,
             transcribes_input=True,
+            calls_functions=True,
         )
 
     def create_session_state(self, config: SessionConfig) -> ScriptedState:
@@ -72,14 +73,16 @@ class ScriptedPlugin(DuplexModelPlugin):
             final_stage_id = ANSWER
         else:
             final_stage_id = SPEAK
-        asked = next((entry.text for entry in reversed(request.history) if entry.role == "user"), "")
+        asked = next((entry.text for entry in reversed(request.history) if entry.role in ("user", "tool")), "")
+        told = bool(request.history) and request.history[-1].role == "tool"
         prompt = StagePrompt(
             text=asked,
-            messages=tuple(ChatMessage(entry.role, entry.text) for entry in request.history),
+            messages=tuple(entry.message for entry in request.history),
             audio=request.audio,
             audio_rate_hz=request.rate_hz,
             final=request.final,
             session_key=request.session_id,
+            menu=None if told and not request.audio else request.config.menu,
         )
         return AppendPlan(prompt=prompt, final_stage_id=final_stage_id)
 
@@ -99,7 +102,7 @@ class ScriptedPlugin(DuplexModelPlugin):
         if stage_id == RECOGNISE:
             return _heard(output, context)
         if stage_id < context.final_stage_id:
-            return Decision(forward=True)
+            return Decision(results=(*_asked_for(output), *_counted(output)), forward=True)
         return _answered(output)
 
 
@@ -114,7 +117,18 @@ def _answered(output: RequestOutput) -> Decision:
     if output.text or output.audio:
         speech = (Speech(text=output.text, audio=output.audio, rate_hz=output.audio_rate_hz, marks=output.marks),)
     ended = (TurnEnded(),) if output.finished else ()
-    return Decision(results=(*speech, *ended))
+    return Decision(results=(*speech, *_asked_for(output), *_counted(output), *ended))
+
+
+def _asked_for(output: RequestOutput) -> tuple[FunctionCall, ...]:
+    return tuple(FunctionCall(name=call.name, arguments=call.arguments) for call in output.calls)
+
+
+def _counted(output: RequestOutput) -> tuple[TokensUsed, ...]:
+    read, written = output.metadata.get("prompt_tokens"), output.metadata.get("generated_tokens")
+    if not isinstance(read, int) or not isinstance(written, int):
+        return ()
+    return (TokensUsed(input_tokens=read, output_tokens=written),)
 
 
 def refuse_voice(config: SessionConfig) -> None:
@@ -136,7 +150,7 @@ def words_to_answerer(source: EdgeInput) -> EdgeResult:
     if not words:
         return NOTHING
     entry = source.entry_prompt
-    return StagePrompt(text=words, messages=entry.messages, session_key=entry.session_key)
+    return StagePrompt(text=words, messages=entry.messages, session_key=entry.session_key, menu=entry.menu)
 
 
 def sentence_to_speaker(source: EdgeInput) -> EdgeResult:

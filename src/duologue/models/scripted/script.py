@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from duologue.outputs import ToolMenu
+
 FaultKind = Literal["raise", "error", "hang", "silent"]
 
 
@@ -19,6 +21,19 @@ class ScriptedFault(msgspec.Struct, frozen=True, kw_only=True):
     stage_id: int
     kind: FaultKind
     when: str = ""
+
+
+class ScriptedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A question that contains ``when`` makes the model ask for ``name``, if it is offered, ``times`` over.
+
+    ``says`` sentences are said first. The question that a result answers is answered with the result.
+    """
+
+    when: str
+    name: str
+    arguments: str = "{}"
+    says: int = 0
+    times: int = 1
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +59,12 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     quiet_units: int = 2
     answer_units: int = 4
     faults: tuple[ScriptedFault, ...] = ()
+    calls: tuple[ScriptedCall, ...] = ()
+
+    def call(self, text: str, menu: ToolMenu | None) -> ScriptedCall | None:
+        """What the model asks for when it is asked ``text`` and may call the functions of ``menu``."""
+        offered = {tool.name for tool in menu.tools} if menu is not None else set()
+        return next((call for call in self.calls if call.when in text and call.name in offered), None)
 
     def fault(self, stage_id: int, text: str) -> FaultKind | None:
         """How stage ``stage_id`` misbehaves on ``text``."""

@@ -10,7 +10,7 @@ from duologue.engine.stages.contract import AsyncStage, StageControl
 from duologue.errors import ErrorCode
 from duologue.models.scripted.script import FaultKind, Script
 from duologue.models.scripted.sound import heard, tone
-from duologue.outputs import RequestOutput, StageError, StageRequest
+from duologue.outputs import Options, RequestOutput, StageError, StageRequest, ToolCall
 
 RECOGNISE, ANSWER, SPEAK = 0, 1, 2
 OUTPUT_RATE_HZ = 24_000
@@ -116,18 +116,39 @@ class Answerer(AsyncStage[None]):
         if kind is not None:
             yield await _misbehave(kind, request.request_id)
             return
-        count = self._script.sentences
+        call = self._script.call(text, request.prompt.menu)
+        count = self._script.sentences if call is None else call.says
+        words = 0
         for index in range(count):
             await asyncio.sleep(self._script.think_s)
             self.sentences += 1
-            last = index == count - 1
+            last = call is None and index == count - 1
+            sentence = f"Sentence {index + 1} about {text}."
+            words += len(sentence.split())
             yield RequestOutput(
                 request_id=request.request_id,
-                text=f"Sentence {index + 1} about {text}." + ("" if last else " "),
+                text=sentence + ("" if last else " "),
                 segment_finished=True,
                 finished=last,
                 finish_reason="stop" if last else None,
+                metadata=_counts(request, words) if last else {},
             )
+        if call is not None:
+            await asyncio.sleep(self._script.think_s)
+            yield RequestOutput(
+                request_id=request.request_id,
+                segment_finished=True,
+                finished=True,
+                finish_reason="stop",
+                metadata=_counts(request, words),
+                calls=(ToolCall(name=call.name, arguments=call.arguments),) * call.times,
+            )
+
+
+def _counts(request: StageRequest, words: int) -> Options:
+    """A word is a token here."""
+    read = len(request.prompt.text.split()) + sum(len(said.text.split()) for said in request.prompt.messages)
+    return {"prompt_tokens": read, "generated_tokens": words}
 
 
 class Speaker(AsyncStage[None]):

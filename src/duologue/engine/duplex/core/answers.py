@@ -13,7 +13,7 @@ import msgspec
 
 from duologue.config.session import Modality, SessionConfig
 from duologue.engine.duplex.commands import ResponseOptions
-from duologue.engine.duplex.core import hearing, interruption, pacing, resident, submission
+from duologue.engine.duplex.core import hearing, interruption, pacing, resident, submission, tools
 from duologue.engine.duplex.core.effects import AbortRequests, ReleaseRequests
 from duologue.engine.duplex.core.history import Item
 from duologue.engine.duplex.core.items import ModelSpoke, StageFailed
@@ -30,13 +30,14 @@ from duologue.engine.duplex.events import (
     ResponseSpeak,
     ResponseStatus,
     ResponseText,
-    Usage,
 )
 from duologue.engine.duplex.results import (
+    FunctionCall,
     Listened,
     ModelFailed,
     ModelResult,
     Speech,
+    TokensUsed,
     TurnEnded,
     UserTranscript,
 )
@@ -118,7 +119,17 @@ def _config_for(s: SessionState, options: ResponseOptions, modality: Modality) -
         config = msgspec.structs.replace(config, output_modality=modality)
     if options.max_output_tokens is not None:
         config = msgspec.structs.replace(config, max_output_tokens=options.max_output_tokens)
-    return config
+    return with_tools(config, options)
+
+
+def with_tools(config: SessionConfig, options: ResponseOptions) -> SessionConfig:
+    """``config`` with the tools that one response may use, if it has its own."""
+    given = {
+        name: value
+        for name in ("tools", "tool_choice", "parallel_tool_calls")
+        if (value := getattr(options, name)) is not None
+    }
+    return msgspec.structs.replace(config, **given) if given else config
 
 
 def new_response(
@@ -221,6 +232,10 @@ def _apply(s: SessionState, record: StageRequestRecord, result: ModelResult) -> 
             _listened(s, record, result)
         case TurnEnded():
             _turn_ended(s, record, result)
+        case FunctionCall():
+            _called(s, record, result)
+        case TokensUsed():
+            _used(s, record, result)
         case ModelFailed():
             hearing.abandon(s, record.request_id)
             request_lost(s, record, ErrorCode.RUNTIME_STREAM_FAILED, result.message)
@@ -288,6 +303,20 @@ def _speech(s: SessionState, record: StageRequestRecord, result: Speech) -> None
     s.spoke = True
     s.outbox.push(AudioEntry(response.response_id, result.audio, rate_hz, result.text))
     pacing.release(s)
+
+
+def _called(s: SessionState, record: StageRequestRecord, result: FunctionCall) -> None:
+    response = s.response
+    if response is None and record.purpose == "resident":
+        response = resident.begin_response(s, record)
+    if response is not None and record.response_id == response.response_id and response.generating:
+        tools.called(s, response, result)
+
+
+def _used(s: SessionState, record: StageRequestRecord, result: TokensUsed) -> None:
+    response = s.response
+    if response is not None and record.response_id == response.response_id:
+        response.usage = response.usage.plus(result.input_tokens, result.output_tokens, result.cached_tokens)
 
 
 def _listened(s: SessionState, record: StageRequestRecord, result: Listened) -> None:
@@ -392,7 +421,7 @@ def finish(
     """Emit the one terminal of ``response`` and let the next answer begin."""
     item = response.item
     item.status = "completed" if status == "completed" else "incomplete"
-    empty = response.spoken.length == 0 and response.spoken.audio_samples == 0
+    empty = not response.has_content
     if empty:
         s.history.remove(item.item_id)
     s.response = None
@@ -410,9 +439,12 @@ def finish(
             error_message=message,
             modality=response.modality,
             item=None if empty else item.view(),
+            calls=tuple(call.view() for call in response.calls),
             full_text=response.spoken.text,
             audio_ms=response.spoken.audio_ms,
             metadata=response.metadata,
-            usage=Usage(input_audio_ms=response.input_audio_ms, output_audio_ms=response.spoken.audio_ms),
+            usage=msgspec.structs.replace(
+                response.usage, input_audio_ms=response.input_audio_ms, output_audio_ms=response.spoken.audio_ms
+            ),
         )
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from duologue.engine.duplex.core import answers, hearing, intake, pacing, resident, submission, turns
+from duologue.engine.duplex.core import answers, hearing, intake, pacing, resident, submission, tools, turns
 from duologue.engine.duplex.core.effects import AbortRequests
 from duologue.engine.duplex.core.state import SessionState
 from duologue.engine.duplex.events import CancelReason, InputCleared, OutputCleared, StopMeasured
@@ -101,6 +101,7 @@ def advance_epoch(s: SessionState) -> None:
     ids = s.requests.clear()
     s.tail.void()
     s.fences.advance_epoch()
+    tools.cancel_pending(s)
     s.silence.stop()
     s.transcript_wait = None
     turn = s.turn

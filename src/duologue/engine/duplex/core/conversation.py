@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from duologue.config.session import check_tools
 from duologue.engine.duplex.commands import (
     AckPlayback,
     CancelResponse,
@@ -15,10 +16,11 @@ from duologue.engine.duplex.commands import (
     CreateItem,
     CreateResponse,
     DeleteItem,
+    InputItem,
     RetrieveItem,
     TruncateItem,
 )
-from duologue.engine.duplex.core import answers, cancel, hearing, pacing
+from duologue.engine.duplex.core import answers, cancel, hearing, pacing, tools
 from duologue.engine.duplex.core.history import Item
 from duologue.engine.duplex.core.responses import Response
 from duologue.engine.duplex.core.state import SessionState
@@ -30,7 +32,8 @@ from duologue.engine.duplex.events import (
     OutputCleared,
     PlaybackAcknowledged,
 )
-from duologue.errors import ErrorCode
+from duologue.engine.duplex.plugin import refuse_unsupported
+from duologue.errors import ClientFault, ErrorCode
 
 
 def create_response(s: SessionState, command: CreateResponse) -> None:
@@ -43,6 +46,8 @@ def create_response(s: SessionState, command: CreateResponse) -> None:
             event_id=command.event_id,
             param="response.conversation",
         )
+        return
+    if not _options_fit(s, command):
         return
     response = s.response
     if response is not None and response.generating:
@@ -78,6 +83,19 @@ def create_response(s: SessionState, command: CreateResponse) -> None:
             "There is nothing to answer; append and commit audio first.",
             event_id=command.event_id,
         )
+
+
+def _options_fit(s: SessionState, command: CreateResponse) -> bool:
+    """Whether the model can do what this one response is to do; if not, the client is told."""
+    config = answers.with_tools(s.config, command.options)
+    try:
+        check_tools(config, "response")
+        if command.options.tools is not None:
+            refuse_unsupported(s.capabilities, config, "response")
+    except ClientFault as fault:
+        s.error(fault.code, fault.message, event_id=command.event_id, param=fault.param)
+        return False
+    return True
 
 
 def _was_heard(s: SessionState, item: Item) -> bool:
@@ -130,6 +148,8 @@ def _settle_clear(item: Item) -> None:
 def create_item(s: SessionState, command: CreateItem) -> None:
     """``conversation.item.create``."""
     given = command.item
+    if given.output is not None and not tools.may_answer(s, command, given.output):
+        return
     item_id = given.item_id or f"item_{s.ids.next_hex()}"
     if s.history.get(item_id) is not None:
         s.error(
@@ -148,7 +168,7 @@ def create_item(s: SessionState, command: CreateItem) -> None:
             param="previous_item_id",
         )
         return
-    if sum(len(text) for text in given.texts) > s.runtime.max_history_chars:
+    if _chars(given) > s.runtime.max_history_chars:
         s.error(
             ErrorCode.INVALID_ITEM,
             f"The item's text is longer than {s.runtime.max_history_chars} characters.",
@@ -156,9 +176,35 @@ def create_item(s: SessionState, command: CreateItem) -> None:
             param="item.content",
         )
         return
-    item = Item(item_id=item_id, role=given.role, texts=given.texts, answered=given.role != "user")
+    if given.call is not None and s.history.call(given.call.call_id) is not None:
+        s.error(
+            ErrorCode.ITEM_EXISTS,
+            f"A function call {given.call.call_id!r} exists; choose another call_id.",
+            event_id=command.event_id,
+            param="item.call_id",
+        )
+        return
+    item = Item(
+        item_id=item_id,
+        role=given.role,
+        texts=given.texts,
+        answered=given.role != "user",
+        call=given.call,
+        output=given.output,
+    )
+    if given.output is not None:
+        tools.answered(s, given.output)
     previous = s.history.insert(item, after)
     s.emit(ItemAdded(item=item.view(), previous_item_id=previous))
+
+
+def _chars(given: InputItem) -> int:
+    size = sum(len(text) for text in given.texts)
+    if given.call is not None:
+        size += len(given.call.arguments)
+    if given.output is not None:
+        size += len(given.output.output)
+    return size
 
 
 def _missing(s: SessionState, item_id: str, event_id: str | None, code: ErrorCode = ErrorCode.ITEM_NOT_FOUND) -> None:
@@ -174,6 +220,7 @@ def delete_item(s: SessionState, command: DeleteItem) -> None:
     if s.response is not None and s.response.item is item:
         cancel.cancel(s, cancel.OUTPUT)
     s.history.remove(command.item_id)
+    tools.forgotten(s, item)
     s.wanted = deque(wanted for wanted in s.wanted if wanted.item_id != command.item_id)
     committed = s.committed.get(command.item_id)
     if committed is not None and committed.transcribing is not None:

@@ -10,14 +10,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from duologue.engine.duplex.commands import CallOutput
 from duologue.engine.duplex.core.heard import SpokenText
-from duologue.engine.duplex.events import AudioPart, ItemPart, ItemRole, ItemStatus, ItemView, TextPart
+from duologue.engine.duplex.events import (
+    AudioPart,
+    CallOutputPart,
+    CallPart,
+    ItemPart,
+    ItemRole,
+    ItemStatus,
+    ItemView,
+    TextPart,
+)
 from duologue.engine.duplex.plugin import HistoryEntry
+from duologue.outputs import ToolCall
+
+_NO_RESULT: dict[str, str] = {
+    "pending": "No result yet: the function is still running.",
+    "answered": "The result is no longer part of the conversation.",
+    "timed_out": "No result: the function did not answer in time.",
+    "cancelled": "No result: the call was cancelled.",
+}
 
 
 @dataclass(slots=True)
 class Item:
     """One item. ``spoken`` is set for what an assistant said aloud, ``transcript`` for what a user did.
+
+    ``call`` is a function call and nothing else, ``output`` the result of one.
 
     ``base_ms`` is where its audio begins on the session's playback line (``None``: nothing was sent), ``sent_ms`` how much
     of it was sent and not taken back.
@@ -41,6 +61,9 @@ class Item:
     commit_all: bool = False  # an answer that was made to its end counts as heard to its end
     sealed: bool = False  # cleared by the client: a late acknowledgement brings nothing back
     answered: bool = True
+    call: ToolCall | None = None
+    call_state: str = "pending"
+    output: CallOutput | None = None
 
     @property
     def cut_ms(self) -> float | None:
@@ -75,7 +98,11 @@ class Item:
     def view(self) -> ItemView:
         """A snapshot for events."""
         parts: tuple[ItemPart, ...]
-        if self.has_audio:
+        if self.call is not None:
+            parts = (CallPart(call_id=self.call.call_id, name=self.call.name, arguments=self.call.arguments),)
+        elif self.output is not None:
+            parts = (CallOutputPart(call_id=self.output.call_id, output=self.output.output),)
+        elif self.has_audio:
             transcript = self.heard_text() if self.spoken is not None else self.transcript
             parts = (AudioPart(transcript=transcript, duration_ms=self._duration_ms()),)
         elif self.spoken is not None:
@@ -112,6 +139,18 @@ class History:
 
     def get(self, item_id: str) -> Item | None:
         return self.by_id.get(item_id)
+
+    def before(self, item_id: str) -> str | None:
+        """Id of the item before ``item_id``. ``KeyError`` if that is unknown."""
+        index = self.items.index(self.by_id[item_id])
+        return self.items[index - 1].item_id if index else None
+
+    def call(self, call_id: str) -> Item | None:
+        """The item of a function call."""
+        for item in reversed(self.items):
+            if item.call is not None and item.call.call_id == call_id:
+                return item
+        return None
 
     def append(self, item: Item) -> str | None:
         """Add at the end; returns the id before it."""
@@ -156,17 +195,29 @@ class History:
         stop = len(self.items)
         if before is not None and before in self.by_id:
             stop = self.items.index(self.by_id[before])
+        outputs = {item.output.call_id: item.output.output for item in self.items if item.output is not None}
         for item in reversed(self.items[:stop]):
-            text = item.heard_text()
-            if not text:
-                continue
-            chars += len(text)
+            said = _entries(item, outputs)
+            chars += sum(len(entry.text) + sum(len(call.arguments) for call in entry.calls) for entry in said)
             if chars > self.max_chars:
                 break
-            entries.append(HistoryEntry(item_id=item.item_id, role=item.role, text=text))
+            entries.extend(reversed(said))
         entries.reverse()
         return tuple(entries)
 
     def unanswered(self) -> list[Item]:
         """User items that no response has taken up yet."""
         return [item for item in self.items if item.role == "user" and not item.answered]
+
+
+def _entries(item: Item, outputs: dict[str, str]) -> tuple[HistoryEntry, ...]:
+    """What a model reads of one item. A call is always followed by its result, wherever the client put that."""
+    call = item.call
+    if call is not None:
+        result = outputs.get(call.call_id, _NO_RESULT[item.call_state])
+        return (
+            HistoryEntry(item_id=item.item_id, role="assistant", text="", calls=(call,)),
+            HistoryEntry(item_id=item.item_id, role="tool", text=result, call_id=call.call_id),
+        )
+    text = item.heard_text()
+    return (HistoryEntry(item_id=item.item_id, role=item.role, text=text),) if text else ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from duologue.config.session import SessionConfig, merge
 from duologue.engine.duplex.commands import ResponseOptions, SignalTurn, UpdateSession
-from duologue.engine.duplex.core import answers, cancel, intake, interruption, pacing, turns
+from duologue.engine.duplex.core import answers, cancel, intake, interruption, pacing, tools, turns
 from duologue.engine.duplex.core.effects import AnswerControl, ApplyConfig, CleanupSession, EndSession, JudgeConfig
 from duologue.engine.duplex.core.endpoint import FRAME_SAMPLES, Endpointer
 from duologue.engine.duplex.core.history import Item
@@ -23,6 +23,7 @@ from duologue.engine.duplex.events import (
     SessionUpdated,
     TurnSignalled,
 )
+from duologue.engine.duplex.plugin import refuse_unsupported
 from duologue.errors import ClientFault, ErrorCode
 
 MAX_WAITING_UPDATES = 16
@@ -98,6 +99,7 @@ def _judge(s: SessionState, command: UpdateSession) -> None:
 
 def _check_frozen(s: SessionState, config: SessionConfig) -> None:
     current = s.config
+    refuse_unsupported(s.capabilities, config, "session")
     if config.model != current.model:
         raise ClientFault(
             ErrorCode.MODEL_UPDATE_UNSUPPORTED,
@@ -210,6 +212,7 @@ def begin_close(s: SessionState) -> None:
         else:
             cancel.cancel(s, cancel.CLOSE)
     cancel.clear_input(s)
+    tools.cancel_pending(s)
     s.tail.void()
     s.judging = s.judged_config = None
     s.updates.clear()
@@ -315,3 +318,4 @@ def timers(s: SessionState) -> None:
     starvation_at = intake.starvation_at(s)
     if starvation_at is not None and now >= starvation_at:
         turns.starve(s)
+    tools.expire(s)

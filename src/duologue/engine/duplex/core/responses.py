@@ -10,6 +10,7 @@ from duologue.engine.duplex.commands import ResponseOptions
 from duologue.engine.duplex.core.heard import SpokenText
 from duologue.engine.duplex.core.history import Item
 from duologue.engine.duplex.core.tables import RESPONSE, advance
+from duologue.engine.duplex.events import Usage
 
 OPEN_STATES = frozenset({"created", "speaking", "draining"})
 
@@ -34,11 +35,18 @@ class Response:
     spoken: SpokenText = field(default_factory=SpokenText)
     input_audio_ms: int = 0  # of the turns that it answers
     announced: bool = False  # its creation left: only then does its terminal
+    calls: list[Item] = field(default_factory=list)  # functions that it asks for
+    usage: Usage = field(default_factory=Usage)
 
     @property
     def open(self) -> bool:
         """Whether its terminal is still to come."""
         return self.state in OPEN_STATES
+
+    @property
+    def has_content(self) -> bool:
+        """Whether its message says anything so far."""
+        return self.spoken.length > 0 or self.spoken.audio_samples > 0
 
     @property
     def generating(self) -> bool:

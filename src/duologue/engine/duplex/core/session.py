@@ -45,6 +45,7 @@ from duologue.engine.duplex.core import (
     turns,
 )
 from duologue.engine.duplex.core.audio import AudioLedger
+from duologue.engine.duplex.core.calls import ToolLedger
 from duologue.engine.duplex.core.effects import Effect
 from duologue.engine.duplex.core.fences import Fences
 from duologue.engine.duplex.core.history import History
@@ -117,6 +118,7 @@ class DuplexEngineSession:
             audio=AudioLedger(capabilities.input_rate_hz),
             history=History(runtime_config.max_items_per_session, runtime_config.max_history_chars),
             lease=Lease(now),
+            tools=ToolLedger(runtime_config.max_tool_calls_per_session),
             silence=SilenceClock(capabilities.chunk_period_ms / 1000.0),
             now=now,
         )
@@ -267,6 +269,7 @@ class DuplexEngineSession:
             s.silence.due_at,
             s.transcript_wait if not s.tail.blocked else None,
             s.idle_at,
+            s.tools.deadline(),
         )
         return min((at for at in candidates if at is not None), default=None)
 

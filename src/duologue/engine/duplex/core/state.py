@@ -14,6 +14,7 @@ from duologue.config.session import SessionConfig
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
 from duologue.engine.duplex.commands import ResponseOptions, UpdateSession
 from duologue.engine.duplex.core.audio import AudioLedger
+from duologue.engine.duplex.core.calls import ToolLedger
 from duologue.engine.duplex.core.effects import Effect, Emit
 from duologue.engine.duplex.core.endpoint import FRAME_SAMPLES, Endpointer
 from duologue.engine.duplex.core.fences import Fences
@@ -29,6 +30,7 @@ from duologue.engine.duplex.core.tables import TURN, advance
 from duologue.engine.duplex.core.tail import AppendTail
 from duologue.engine.duplex.events import (
     ErrorRaised,
+    FunctionCalled,
     InputCommitted,
     InputTranscribed,
     ItemAdded,
@@ -41,7 +43,7 @@ from duologue.engine.duplex.events import (
     SessionEvent,
     SessionExpired,
     SessionUpdated,
-    TextPart,
+    part_text,
 )
 from duologue.engine.duplex.plugin import ModelCapabilities
 from duologue.errors import ErrorCode
@@ -65,9 +67,9 @@ def payload_size(event: SessionEvent) -> int:
         case ResponseText() | InputTranscribed():
             return len(event.text)
         case ItemAdded() | ItemRetrieved() | InputCommitted():
-            return sum(
-                len(part.text if isinstance(part, TextPart) else part.transcript or "") for part in event.item.parts
-            )
+            return sum(len(part_text(part)) for part in event.item.parts)
+        case FunctionCalled():
+            return 4 * sum(len(part_text(part)) for part in event.item.parts)  # delta, done, and twice the item
         case SessionCreated() | SessionUpdated():
             return len(event.config.instructions) + sum(len(tool.parameters) for tool in event.config.tools)
         case _:
@@ -208,6 +210,7 @@ class SessionState:
     audio: AudioLedger
     history: History
     lease: Lease
+    tools: ToolLedger
     silence: SilenceClock
     now: float
     phase: str = "new"

@@ -52,6 +52,12 @@ APPEND: Table = {
     ("orphan", "rejected"): "void",
 }
 
+TOOL_CALL: Table = {
+    ("pending", "answered"): "answered",
+    ("pending", "timed_out"): "timed_out",
+    ("pending", "cancelled"): "cancelled",
+}
+
 LEASE: Table = {
     ("attached", "detached"): "grace",
     ("grace", "resumed"): "attached",
@@ -67,6 +73,7 @@ TABLES: Mapping[str, Table] = {
     "turn": TURN,
     "response": RESPONSE,
     "append": APPEND,
+    "tool_call": TOOL_CALL,
     "lease": LEASE,
 }
 
