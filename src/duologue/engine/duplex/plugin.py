@@ -52,15 +52,14 @@ class ModelCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     fixed_voice_after_audio: bool = True
     calls_functions: bool = False
 
-
-def refuse_unsupported(capabilities: ModelCapabilities, config: SessionConfig, where: str) -> None:
-    """Raise :class:`ClientFault` for settings that the model has no ability for; ``where`` they stand is in ``param``."""
-    if config.tools and not capabilities.calls_functions:
-        raise ClientFault(
-            ErrorCode.TOOLS_UNSUPPORTED,
-            "This model cannot call functions; leave tools empty, or serve a language model that can.",
-            param=f"{where}.tools",
-        )
+    def check(self, config: SessionConfig, where: str) -> None:
+        """Raise :class:`ClientFault` for settings that the model has no ability for; ``where`` they stand is in ``param``."""
+        if config.tools and not self.calls_functions:
+            raise ClientFault(
+                ErrorCode.TOOLS_UNSUPPORTED,
+                "This model cannot call functions; leave tools empty, or serve a language model that can.",
+                param=f"{where}.tools",
+            )
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):

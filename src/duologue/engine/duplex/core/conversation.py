@@ -32,7 +32,6 @@ from duologue.engine.duplex.events import (
     OutputCleared,
     PlaybackAcknowledged,
 )
-from duologue.engine.duplex.plugin import refuse_unsupported
 from duologue.errors import ClientFault, ErrorCode
 
 
@@ -91,7 +90,7 @@ def _options_fit(s: SessionState, command: CreateResponse) -> bool:
     try:
         check_tools(config, "response")
         if command.options.tools is not None:
-            refuse_unsupported(s.capabilities, config, "response")
+            s.capabilities.check(config, "response")
     except ClientFault as fault:
         s.error(fault.code, fault.message, event_id=command.event_id, param=fault.param)
         return False

@@ -23,7 +23,6 @@ from duologue.engine.duplex.events import (
     SessionUpdated,
     TurnSignalled,
 )
-from duologue.engine.duplex.plugin import refuse_unsupported
 from duologue.errors import ClientFault, ErrorCode
 
 MAX_WAITING_UPDATES = 16
@@ -99,7 +98,7 @@ def _judge(s: SessionState, command: UpdateSession) -> None:
 
 def _check_frozen(s: SessionState, config: SessionConfig) -> None:
     current = s.config
-    refuse_unsupported(s.capabilities, config, "session")
+    s.capabilities.check(config, "session")
     if config.model != current.model:
         raise ClientFault(
             ErrorCode.MODEL_UPDATE_UNSUPPORTED,

@@ -28,7 +28,7 @@ from duologue.engine.duplex.contracts import DuplexStagePort
 from duologue.engine.duplex.core import items
 from duologue.engine.duplex.core.session import DuplexEngineSession
 from duologue.engine.duplex.events import ErrorRaised, SessionClosed, SessionEvent, SessionExpired, SessionTerminal
-from duologue.engine.duplex.plugin import DuplexModelPlugin, refuse_unsupported
+from duologue.engine.duplex.plugin import DuplexModelPlugin
 from duologue.engine.duplex.session.context import CloseKind
 from duologue.engine.duplex.session.detection import DetectionService
 from duologue.engine.duplex.session.model_channel import PluginFault
@@ -186,7 +186,7 @@ class DuplexSessionManager:
     def _build(self, msg: messages.OpenSession, record: SessionRecord) -> DuplexSessionRunner:
         plugin = self.plugin
         try:
-            refuse_unsupported(plugin.capabilities, msg.config, "session")
+            plugin.capabilities.check(msg.config, "session")
             plugin.validate_config(msg.config)
             model_state = plugin.create_session_state(msg.config)
         except DuologueError:
