@@ -54,6 +54,10 @@ class DuplexSessionRuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     one per stage, for life. A replica then serves at most ``max_sessions_per_replica``. ``replica_groups`` names the
     groups by the replicas' numbers, one per stage; null: one group per number.
 
+    A client may commit ``turn_burst`` turns or ask for as many responses at once, and ``turns_per_minute`` on the whole
+    (null: no limit). What exceeds that is refused (``rate_limited``): one that loops must not slow the others. Turns that
+    detection ends are not counted.
+
     Raises ``ValueError`` on construction when a value is out of range.
     """
 
@@ -68,6 +72,8 @@ class DuplexSessionRuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     resume_replay_max_bytes_per_session: int = 8 * 1024 * 1024
     max_pending_input_bytes_per_session: int = 16 * 1024 * 1024
     max_pending_turns_per_session: int = 4
+    turns_per_minute: int | None = 120
+    turn_burst: int = 20
     max_pending_output_bytes_per_session: int = 2 * 1024 * 1024
     max_pending_output_events_per_session: int = 512
     max_items_per_session: int = 2048
@@ -92,6 +98,7 @@ class DuplexSessionRuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
             "submit_timeout_s",
             "max_pending_input_bytes_per_session",
             "max_pending_turns_per_session",
+            "turn_burst",
             "max_pending_output_bytes_per_session",
             "max_pending_output_events_per_session",
             "max_items_per_session",
@@ -108,6 +115,8 @@ class DuplexSessionRuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"sessions.{name} must be greater than 0, got {value!r}")
         if self.idle_ttl_s is not None and not self.idle_ttl_s > 0:
             raise ValueError(f"sessions.idle_ttl_s must be greater than 0 or null, got {self.idle_ttl_s!r}")
+        if self.turns_per_minute is not None and not self.turns_per_minute > 0:
+            raise ValueError(f"sessions.turns_per_minute must be greater than 0 or null, got {self.turns_per_minute!r}")
         if self.disconnect_grace_s < 0:
             raise ValueError(f"sessions.disconnect_grace_s must not be negative, got {self.disconnect_grace_s!r}")
         self._check_placement()

@@ -7,6 +7,8 @@ import msgspec
 
 class TurnLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """At most ``max_running`` requests run, at most ``max_waiting`` more wait for one of them; the next one gets a 429.
+    So does whoever exceeds ``requests_per_minute`` on the whole (null: no limit) and ``request_burst`` at once, all clients
+    together: a request costs work even if it is given up at once.
 
     A request body may have ``max_body_bytes`` and must arrive within ``body_timeout_s``; all bodies that are held together
     may have ``max_held_bytes``. Longer recordings than ``max_audio_s`` and longer texts to read aloud than
@@ -18,6 +20,8 @@ class TurnLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     max_running: int = 2
     max_waiting: int = 32
+    requests_per_minute: int | None = 1_200
+    request_burst: int = 100
     max_body_bytes: int = 25 * 1024 * 1024
     max_held_bytes: int = 128 * 1024 * 1024
     max_audio_s: float = 1_500.0
@@ -33,7 +37,7 @@ class TurnLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         for key in self.__struct_fields__:
             value = getattr(self, key)
-            if key == "max_waiting" and value == 0:
+            if (key == "max_waiting" and value == 0) or (key == "requests_per_minute" and value is None):
                 continue
             if not value > 0:
                 raise ValueError(f"{key} must be greater than 0, got {value!r}")

@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed
 
 from duologue.clock import AsyncioRuntime
 from duologue.config.service import DuologueConfig, ModelChoice, ServerConfig
+from duologue.config.stage_config import DuplexSessionRuntimeConfig
 from duologue.engine.duplex.session.manager import DuplexSessionManager
 from duologue.metrics.meters import StageMeters
 from duologue.server.assembly import build_model, engine, serve_config
@@ -231,3 +232,25 @@ async def test_what_stages_cost_is_at_metrics() -> None:
     assert status == 200
     assert 'duologue_stage_requests_total{ended="finished",stage="stage2"} 1.0' in text
     assert 'duologue_stage_audio_seconds_total{stage="stage2"} 0.2' in text
+
+
+@on_loop
+async def test_a_client_in_a_loop_is_told_to_wait_and_shows_at_metrics() -> None:
+    settings = msgspec.structs.replace(config(), sessions=DuplexSessionRuntimeConfig(turn_burst=3, turns_per_minute=1))
+    async with real(settings) as host:
+        async with host.client("/v1/realtime?model=gpt-realtime") as client:
+            await client.until("session.created")
+            await client.send("session.update", session={"audio": {"input": {"turn_detection": None}}})
+            await client.until("session.updated")
+            await ask(client, 24_000)
+            await client.until("response.done")
+            await client.send("response.create", event_id="last")
+            await client.until("response.done")
+            await client.send("response.create", event_id="beyond")
+            refused = await client.until("error")
+            await client.send("response.cancel", event_id="cancel")
+            assert (await client.until("error"))["error"]["event_id"] == "cancel", "the session lives"
+        status, body = await http(host, "/metrics")
+    assert (refused["error"]["code"], refused["error"]["event_id"]) == ("rate_limited", "beyond")
+    assert refused["error"]["type"] == "rate_limit_error"
+    assert (status, 'duologue_errors_total{code="rate_limited"} 1.0' in body.decode()) == (200, True)

@@ -66,7 +66,9 @@ def test_turns_that_no_words_are_known_of_are_answered_together() -> None:
 
 def test_audio_of_turns_that_are_forgotten_is_let_go() -> None:
     """A client that commits and never asks: bounded by the items of the conversation, and committing goes on working."""
-    world = World(MANUAL, capabilities=PLAIN, runtime=DuplexSessionRuntimeConfig(max_items_per_session=8))
+    world = World(
+        MANUAL, capabilities=PLAIN, runtime=DuplexSessionRuntimeConfig(max_items_per_session=8, turns_per_minute=None)
+    )
     for _ in range(30):
         commit(world, "S" * 5)
     assert len(world.state.committed) == 8
@@ -76,7 +78,7 @@ def test_audio_of_turns_that_are_forgotten_is_let_go() -> None:
 def test_a_client_that_only_ever_commits_is_heard_to_the_end() -> None:
     """When its turns fill the input buffer, the oldest that nobody asked about are forgotten; what was asked for is not."""
     size = len(audio("S" * 20))
-    runtime = DuplexSessionRuntimeConfig(max_pending_input_bytes_per_session=10 * size)
+    runtime = DuplexSessionRuntimeConfig(max_pending_input_bytes_per_session=10 * size, turns_per_minute=None)
     world = World(MANUAL, capabilities=SPEECH_ONLY, runtime=runtime, auto=False)
     commit(world, answer=True)
     asked = commit(world, answer=True)
@@ -106,6 +108,19 @@ def test_field_F17_a_cancel_does_not_lose_what_waits_to_be_asked_for(command: ob
 def test_field_F17_cancelling_input_does_not_lose_the_words_of_what_was_committed(command: object) -> None:
     world = World(MANUAL)
     item_id = commit(world)
+    world.send(command)
+    assert len(world.submits) == 1 and not world.aborted, "nothing is submitted again that need not be"
+    world.speak(UserTranscript(text="my name is Ann", final=True), finished=True)
+    world.send(RetrieveItem(item_id=item_id))
+    assert world.last(ItemRetrieved).item.parts[0].transcript == "my name is Ann"
+
+
+@pytest.mark.parametrize("command", [BargeIn(), CancelInput()])
+def test_field_F17_a_turn_whose_answer_is_called_off_with_the_input_is_transcribed_all_the_same(
+    command: object,
+) -> None:
+    world = World(MANUAL)
+    item_id = commit(world, answer=True)
     first = world.submits[-1]
     world.send(command)
     again = world.submits[-1]

@@ -56,7 +56,7 @@ def ask(there: Desk) -> str:
 
 @virtual
 async def test_a_submission_that_does_not_wait_costs_no_task(runtime: VirtualRuntime) -> None:
-    there = desk(runtime)
+    there = desk(runtime, limits=DuplexSessionRuntimeConfig(turns_per_minute=None))
     for _ in range(50):
         request_id = ask(there)
         there.output(request_id, 2, finished=True)

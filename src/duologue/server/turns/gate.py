@@ -1,4 +1,5 @@
-"""Who may run now: a bounded number of ordinary requests, a bounded queue behind them, a bounded number of bytes held.
+"""Who may run now: a bounded number of ordinary requests, a bounded queue behind them, a bounded number of bytes held, and
+a bounded number in any span of time.
 
 Rules kept here: first come, first served; a place and its bytes are given back exactly once; whoever finds no place is
 refused at once, since waiting without end is worse than being told.
@@ -8,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from duologue.allowance import Allowance
+from duologue.clock import monotonic
 from duologue.config.turns import TurnLimits
 from duologue.errors import AdmissionFault, ErrorCode
 
@@ -38,10 +41,12 @@ class Place:
 
 
 class Gate:
-    """Counts requests and bytes. Used from one loop only."""
+    """Counts requests and bytes. Used from one loop only. ``now`` is any clock in seconds."""
 
-    def __init__(self, limits: TurnLimits) -> None:
+    def __init__(self, limits: TurnLimits, now: Callable[[], float] = monotonic) -> None:
         self._limits = limits
+        self._now = now
+        self._allowance = Allowance(limits.requests_per_minute, limits.request_burst)
         self._places = 0
         self._running = 0
         self._held_bytes = 0
@@ -70,6 +75,12 @@ class Gate:
             raise AdmissionFault(
                 ErrorCode.RATE_LIMITED,
                 f"{limits.max_running} requests run and {limits.max_waiting} wait already; try again in a moment.",
+            )
+        if not self._allowance.take(self._now()):
+            raise AdmissionFault(
+                ErrorCode.RATE_LIMITED,
+                f"More than {limits.request_burst} requests at once, and {limits.requests_per_minute} a minute on the whole, "
+                f"are not accepted; the next one is in {self._allowance.wait_s(self._now()):.1f} s.",
             )
         place = Place(self)
         self._places += 1

@@ -47,7 +47,7 @@ class TurnRoutes:
         on_change: Callable[[], None],
     ) -> None:
         """``turns`` raises :class:`ClientFault` where there are no ordinary requests."""
-        self.gate = Gate(limits)
+        self.gate = Gate(limits, runtime.now)
         self.draining = False
         self._access = access
         self._runtime = runtime

@@ -9,7 +9,7 @@ import pytest
 
 from duologue.clock import Runtime
 from duologue.config.turns import TurnLimits
-from duologue.errors import AdmissionFault
+from duologue.errors import AdmissionFault, ErrorCode
 from duologue.server.turns.gate import Gate, Place
 from duologue.sim.loop import virtual
 
@@ -80,3 +80,32 @@ async def test_whatever_happens_nothing_is_left(runtime: Runtime) -> None:
         assert (gate.places, gate.running, gate.held_bytes) == (0, 0, 0)
         assert most <= 3
         assert not [task for task in tasks if not task.cancelled() and task.exception() is not None]
+
+
+@virtual(limit_s=600)
+async def test_so_many_requests_in_a_span_and_no_more(runtime: Runtime) -> None:
+    gate = Gate(TurnLimits(requests_per_minute=60, request_burst=3), runtime.now)
+
+    async def knock() -> bool:
+        try:
+            async with gate.place():
+                return True
+        except AdmissionFault as fault:
+            assert fault.code is ErrorCode.RATE_LIMITED
+            assert "the next one is in 1.0 s" in fault.message
+            return False
+
+    assert [await knock() for _ in range(4)] == [True, True, True, False]
+    await asyncio.sleep(1.0)
+    assert [await knock() for _ in range(2)] == [True, False]
+    await asyncio.sleep(300.0)
+    assert [await knock() for _ in range(4)] == [True, True, True, False]
+    assert gate.places == 0
+
+
+def test_a_rate_may_be_without_a_limit_but_not_nothing() -> None:
+    gate = Gate(TurnLimits(requests_per_minute=None, request_burst=1), lambda: 0.0)
+    assert gate._allowance.take(0.0) and gate._allowance.take(0.0)
+    for values in ({"requests_per_minute": 0}, {"request_burst": 0}):
+        with pytest.raises(ValueError, match=f"{next(iter(values))} must be greater than 0"):
+            TurnLimits(**values)

@@ -55,7 +55,9 @@ def cancel(s: SessionState, scope: Scope, *, onset_at: float | None = None) -> b
         advance_epoch(s)
         stopped = last
     else:
-        if scope.input and (len(s.requests) or not s.tail.idle):
+        # What only transcribes committed turns is not the scope's: stopped, it would be submitted again at once, and a
+        # client that loops would have the stages begin it again and again.
+        if scope.input and any(record.purpose != "transcribe" for record in s.requests.records.values()):
             advance_epoch(s)
         if scope.input:
             clear_input(s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import assert_never
 
+from duologue.allowance import Allowance
 from duologue.config.session import SessionConfig
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
 from duologue.engine.duplex.commands import (
@@ -120,6 +121,7 @@ class DuplexEngineSession:
             lease=Lease(now),
             tools=ToolLedger(runtime_config.max_tool_calls_per_session),
             silence=SilenceClock(capabilities.chunk_period_ms / 1000.0),
+            allowance=Allowance(runtime_config.turns_per_minute, runtime_config.turn_burst),
             now=now,
         )
 
@@ -201,6 +203,8 @@ class DuplexEngineSession:
             )
             return
         s.lease.touch(s.now)
+        if isinstance(command, CommitAudio | CreateResponse) and not turns.allowed(s, command.event_id):
+            return
         match command:
             case AppendAudio():
                 s.error(ErrorCode.BAD_EVENT, "Audio must be decoded before it is applied.", event_id=command.event_id)

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
+from duologue.allowance import Allowance
 from duologue.config.session import SessionConfig
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
 from duologue.engine.duplex.commands import ResponseOptions, UpdateSession
@@ -212,6 +213,7 @@ class SessionState:
     lease: Lease
     tools: ToolLedger
     silence: SilenceClock
+    allowance: Allowance
     now: float
     phase: str = "new"
     config_generation: int = 0

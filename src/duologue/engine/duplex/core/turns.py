@@ -160,6 +160,23 @@ def end_turn(s: SessionState, turn: UserTurn) -> None:
     commit_turn(s, turn, create_response=create_response)
 
 
+def allowed(s: SessionState, event_id: str | None) -> bool:
+    """Whether the client may ask for one more turn or response now; if not, it is told when.
+
+    Asking costs the stages work even if it is taken back at once, which nothing else bounds: a cancel ends what waits.
+    Turns that detection ends are not counted: what is heard in audio must not depend on when it arrives.
+    """
+    if s.allowance.take(s.now):
+        return True
+    s.error(
+        ErrorCode.RATE_LIMITED,
+        f"More than {s.runtime.turn_burst} turns and responses at once, and {s.runtime.turns_per_minute} a minute on "
+        f"the whole, are not accepted; the next one is in {s.allowance.wait_s(s.now):.1f} s.",
+        event_id=event_id,
+    )
+    return False
+
+
 def let_go(s: SessionState, turn: UserTurn) -> None:
     """The turn will not become an item; its audio stays where it is. Speech that was announced is over."""
     hearing.drop_turn_request(s, turn)
