@@ -202,14 +202,15 @@ def build_model(config: DuologueConfig, runtime: Runtime) -> Model:
 
 
 def _cascade(config: DuologueConfig, runtime: Runtime) -> Model:
-    from duologue.models.cascade.pipeline import cascade_pipeline
+    from duologue.models.cascade.pipeline import cascade_pipeline, on_endpoint
     from duologue.models.cascade.plugin import CascadePlugin
 
     try:
         pipeline = config.pipeline or cascade_pipeline(config.model.options)
     except ValueError as fault:
         raise ServeError(f"{fault}.") from None
-    return _staged(CascadePlugin(), pipeline, config, runtime, _detection(config.model.options, runtime))
+    plugin = CascadePlugin(calls_functions=on_endpoint(config.model.options))
+    return _staged(plugin, pipeline, config, runtime, _detection(config.model.options, runtime))
 
 
 def _native(config: DuologueConfig, runtime: Runtime) -> Model:

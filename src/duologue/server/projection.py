@@ -81,7 +81,6 @@ class _OpenResponse:
     announced: bool = False  # its message and content part are on the wire
     index: int = 0  # of its message among the output
     outputs: int = 0  # items of it on the wire so far
-    previous_item_id: str | None = None
     encoder: AudioEncoder | None = None
     sent: list[str] = field(default_factory=list)
 
@@ -97,7 +96,7 @@ class ResponseProjection:
         self._open: dict[str, _OpenResponse] = {}
 
     def created(self, event: events.ResponseCreated, config: SessionConfig) -> Frames:
-        self._open[event.response_id] = _OpenResponse(event, config, previous_item_id=event.previous_item_id)
+        self._open[event.response_id] = _OpenResponse(event, config)
         response = created_response(event, config, self._session_id)
         frames: Frames = [wire.ResponseCreated(response=response, response_id=self._own(event.response_id))]
         if self._style.rates_first:
@@ -144,8 +143,6 @@ class ResponseProjection:
             return []
         frames = [] if event.leads else self._announce(response)
         index, response.outputs = response.outputs, response.outputs + 1
-        if event.leads:
-            response.previous_item_id = event.item.item_id
         item = item_object(event.item)
         begun = msgspec.structs.replace(item, status="in_progress", arguments="")
         where = (event.response_id, event.item.item_id, index)
@@ -220,7 +217,7 @@ class ResponseProjection:
         item = empty_item(event.item_id)
         frames: Frames = []
         if not event.out_of_band:
-            frames += item_frames(self._style, item, response.previous_item_id, done=False)
+            frames += item_frames(self._style, item, event.previous_item_id, done=False)
         index = response.index
         frames.append(wire.OutputItemAdded(response_id=event.response_id, output_index=index, item=item))
         part = output_part(event.modality, "")
@@ -275,7 +272,7 @@ class ResponseProjection:
         frames.append(wire.PartDone(response_id=response_id, item_id=item_id, output_index=index, part=part))
         frames.append(wire.OutputItemDone(response_id=response_id, output_index=index, item=item))
         if not created.out_of_band:
-            frames.append(wire.ItemDone(item=item, previous_item_id=response.previous_item_id))
+            frames.append(wire.ItemDone(item=item, previous_item_id=created.previous_item_id))
         return frames
 
 

@@ -1,9 +1,9 @@
 """A small OpenAI-compatible server on a loopback socket, which does what the text of a request says.
 
 Chat obeys the last user message: ``echo TEXT``, ``count N``, ``flood`` (until the client goes), ``raise CODE``, ``mute``,
-``hang``, ``refuse STATUS``, ``drop`` (the connection, in mid-answer), ``garbage``, ``trail`` (off without an end). Speech
-makes 10 ms of audio per character; a transcription tells what was uploaded. All that is known of a connection is kept, so
-that a test can ask whether it was closed.
+``hang``, ``refuse STATUS``, ``drop`` (the connection, in mid-answer), ``garbage``, ``trail`` (off without an end), ``call
+NAME ARGUMENTS`` (until a result has come). Speech makes 10 ms of audio per character; a transcription tells what was
+uploaded. All that is known of a connection is kept, so that a test can ask whether it was closed.
 """
 
 from __future__ import annotations
@@ -132,6 +132,8 @@ async def _chat(seen: Seen, writer: asyncio.StreamWriter) -> bool:
     await _head(writer, "text/event-stream")
     if verb in ("drop", "trail", "hang", "garbage"):
         return await _misbehave(verb, writer)
+    if verb == "call":
+        await _call(seen, writer, *rest.split(" ", 1))
     for text in _script(verb, rest, len(asked)):
         await _event(writer, _delta(text))
         await asyncio.sleep(0)
@@ -143,6 +145,20 @@ async def _chat(seen: Seen, writer: asyncio.StreamWriter) -> bool:
     await _chunk(writer, b"data: [DONE]\n\n")
     await _chunk(writer, b"")
     return True
+
+
+async def _call(seen: Seen, writer: asyncio.StreamWriter, name: str, arguments: str) -> None:
+    """Ask for a function, its arguments in two pieces; or say what it gave."""
+    last = seen.json["messages"][-1]
+    if last["role"] == "tool":
+        await _event(writer, _delta(f"It gave {last['content']}."))
+        return
+    assert name in [tool["function"]["name"] for tool in seen.json["tools"]]
+    half = len(arguments) // 2
+    begun = {"index": 0, "id": "call_0", "type": "function", "function": {"name": name, "arguments": arguments[:half]}}
+    await _event(writer, {"choices": [{"delta": {"tool_calls": [begun]}}]})
+    rest = {"index": 0, "function": {"arguments": arguments[half:]}}
+    await _event(writer, {"choices": [{"delta": {"tool_calls": [rest]}}]})
 
 
 def _script(verb: str, rest: str, turn: int) -> Iterator[str]:

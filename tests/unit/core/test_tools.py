@@ -117,6 +117,20 @@ def test_a_call_does_not_wait_behind_the_audio_before_it() -> None:
     assert world.state.history.items[-2].item_id == done.item.item_id
 
 
+def test_what_was_said_first_stands_first_although_its_sound_comes_later() -> None:
+    world = world_of()
+    first, second = ask(world, ASK, ASK, end=False)
+    world.speak(speech("Let me see.", 500), TurnEnded(), finished=True)
+    world.advance(1.0)
+    user, message, *calls = world.state.history.items
+    assert [call_id(event) for event in world.of(FunctionCalled)] == [first, second]
+    assert message.item_id == world.last(ResponseCreated).item_id
+    assert [event.previous_item_id for event in world.of(FunctionCalled)] == [user.item_id, calls[0].item_id]
+    world.send(CreateResponse())
+    assert [role for role, _ in prompt(world)] == ["user", "assistant", "assistant", "tool", "assistant", "tool"]
+    assert prompt(world)[1] == ("assistant", "Let me see.")
+
+
 def test_the_assistant_goes_on_talking_while_a_tool_runs() -> None:
     world = world_of()
     (call,) = ask(world)

@@ -229,7 +229,7 @@ class ResponseText(_Event, frozen=True, kw_only=True):
 class FunctionCalled(_Event, frozen=True, kw_only=True):
     """The model asks for a function: one whole item (a :class:`CallPart`) of the response.
 
-    ``leads``: the response's message has no content yet, so the call stands before it.
+    ``leads``: the response's message has no content yet; it is announced later, and stands before the call all the same.
     """
 
     response_id: str

@@ -45,8 +45,21 @@ class _Refusal(msgspec.Struct):
     error: _Fault | str | None = None
 
 
+class FunctionDelta(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallDelta(msgspec.Struct):
+    """A piece of the call at ``index``: its name comes with the first, its arguments in pieces."""
+
+    index: int = 0
+    function: FunctionDelta = msgspec.field(default_factory=FunctionDelta)
+
+
 class Delta(msgspec.Struct):
     content: str | None = None
+    tool_calls: list[CallDelta] | None = None
 
 
 class Choice(msgspec.Struct):

@@ -14,14 +14,25 @@ import msgspec
 
 from duologue.audio.wav import wav_header
 from duologue.engine.stages.contract import PREWARM, AsyncStage, StageControl
-from duologue.engine.stages.endpoint import ChatChunk, Endpoint, Usage, api_key_from, chat_chunks, fault
+from duologue.engine.stages.endpoint import CallDelta, ChatChunk, Endpoint, Usage, api_key_from, chat_chunks, fault
 from duologue.engine.stages.spoken import SpokenShare
-from duologue.outputs import ChatMessage, FinishReason, Options, RequestOutput, StageRequest
+from duologue.outputs import (
+    ChatMessage,
+    FinishReason,
+    NamedTool,
+    Options,
+    RequestOutput,
+    StageRequest,
+    ToolCall,
+    ToolMenu,
+)
 
 _FIRST_MS = 60  # of the first piece of audio: somebody waits for it
 _NEXT_MS = 200
 _FILES = (b"RIFF", b"OggS", b"fLaC", b"ID3\x03", b"ID3\x04")
 _LONGEST_AUDIO_S = 600.0
+_MOST_CALLS = 64  # of one answer
+_LONGEST_ARGUMENTS = 65_536
 
 
 class Cutter(Protocol):
@@ -115,13 +126,14 @@ class ChatStage(AsyncStage[Conversation]):
             segment_finished=True,
             finish_reason=answer.reason(),
             metadata=answer.counts(),
+            calls=answer.calls(),
         )
 
     def _body(self, messages: Sequence[ChatMessage], request: StageRequest) -> dict[str, object]:
         params = request.params
         body: dict[str, object] = {
             "model": self._model,
-            "messages": [{"role": message.role, "content": message.text} for message in messages],
+            "messages": [_message(message) for message in messages],
             "max_tokens": params.max_tokens,
             "temperature": params.temperature,
             "stream": True,
@@ -132,6 +144,8 @@ class ChatStage(AsyncStage[Conversation]):
             body["seed"] = params.seed
         if params.stop:
             body["stop"] = list(params.stop)
+        if request.prompt.menu is not None:
+            body |= _tools(request.prompt.menu)
         if self._ask_usage:
             body["stream_options"] = {"include_usage": True}
         return body
@@ -140,12 +154,57 @@ class ChatStage(AsyncStage[Conversation]):
         await self._endpoint.close()
 
 
+def _message(message: ChatMessage) -> dict[str, object]:
+    """A message in the endpoint's terms."""
+    if message.role == "tool":
+        return {"role": "tool", "tool_call_id": message.call_id, "content": message.text}
+    if message.calls:
+        calls = [
+            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.calls
+        ]
+        return {"role": message.role, "content": message.text or None, "tool_calls": calls}
+    return {"role": message.role, "content": message.text}
+
+
+def _tools(menu: ToolMenu) -> dict[str, object]:
+    """The functions that the answer may call, in the endpoint's terms."""
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": msgspec.json.decode(tool.parameters),
+            },
+        }
+        for tool in menu.tools
+    ]
+    choice: object = menu.choice
+    if isinstance(menu.choice, NamedTool):
+        choice = {"type": "function", "function": {"name": menu.choice.name}}
+    fields: dict[str, object] = {"tools": tools, "tool_choice": choice}
+    if not menu.parallel:
+        fields["parallel_tool_calls"] = False
+    return fields
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call that arrives in pieces."""
+
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+    chars: int = 0
+
+
 @dataclass(slots=True)
 class _Answer:
     """What the endpoint said beside the text."""
 
     finish: str | None = None
     usage: Usage = field(default_factory=Usage)
+    pieces: dict[int, _Call] = field(default_factory=dict)
 
     def take(self, chunk: ChatChunk) -> str:
         """The text of one event."""
@@ -155,7 +214,23 @@ class _Answer:
             return ""
         choice = chunk.choices[0]
         self.finish = choice.finish_reason or self.finish
+        for delta in choice.delta.tool_calls or ():
+            self._take_call(delta)
         return choice.delta.content or ""
+
+    def _take_call(self, delta: CallDelta) -> None:
+        call = self.pieces.setdefault(delta.index, _Call())
+        call.name += delta.function.name or ""
+        arguments = delta.function.arguments or ""
+        call.arguments.append(arguments)
+        call.chars += len(arguments)
+        if len(self.pieces) > _MOST_CALLS or call.chars > _LONGEST_ARGUMENTS:
+            raise fault("the endpoint's model asks for more function calls, or longer ones, than a session takes")
+
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The functions that the model asks for, in order."""
+        whole = [self.pieces[index] for index in sorted(self.pieces)]
+        return tuple(ToolCall(name=call.name, arguments="".join(call.arguments) or "{}") for call in whole if call.name)
 
     def reason(self) -> FinishReason:
         """Why the answer ended. Raises :class:`EndpointFault` if the stream ended before it did."""

@@ -38,8 +38,19 @@ def wants_deltas(prompt: StagePrompt) -> bool:
 
 
 def history_of(prompt: StagePrompt) -> list[ChatMessage]:
-    """The conversation, without what tools said."""
-    return [ChatMessage(Role(said.role), said.text) for said in prompt.messages if said.role != "tool"]
+    """The conversation for a model that knows nothing of functions: what they gave is told it in words."""
+    said = [message for message in prompt.messages if message.text]
+    return [
+        ChatMessage(Role.SYSTEM, f"A function gave: {message.text}")
+        if message.role == "tool"
+        else ChatMessage(Role(message.role), message.text)
+        for message in said
+    ]
+
+
+def history_with_calls(prompt: StagePrompt) -> list[ChatMessage]:
+    """The conversation for a model that calls functions."""
+    return [ChatMessage(Role(said.role), said.text, said.calls, said.call_id) for said in prompt.messages]
 
 
 def compose_prompt(

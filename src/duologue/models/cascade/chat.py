@@ -8,6 +8,8 @@ from typing import Protocol
 
 import msgspec
 
+from duologue.outputs import ToolCall
+
 OnText = Callable[[str], bool]
 """Takes the next piece of text (never empty, never half a character); True stops the generation."""
 
@@ -16,13 +18,16 @@ class Role(enum.StrEnum):
     SYSTEM = "system"
     USER = "user"
     ASSISTANT = "assistant"
+    TOOL = "tool"  # only for models that call functions
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    """One message of a conversation."""
+    """One message of a conversation. ``calls`` and ``call_id`` as in :class:`duologue.outputs.ChatMessage`."""
 
     role: Role
     content: str
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
 
 
 class FinishReason(enum.StrEnum):

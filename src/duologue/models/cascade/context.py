@@ -36,7 +36,7 @@ def fit_history(history: Sequence[ChatMessage], budget_tokens: int) -> list[Chat
     """
     if budget_tokens < 16:
         raise ValueError(f"a budget of {budget_tokens} tokens holds no conversation: at least 16")
-    sizes = [estimated_tokens(message.content) for message in history]
+    sizes = [_size(message) for message in history]
     excess = sum(sizes) - budget_tokens
     if excess <= 0:
         return list(history)
@@ -52,6 +52,10 @@ def fit_history(history: Sequence[ChatMessage], budget_tokens: int) -> list[Chat
     return kept
 
 
+def _size(message: ChatMessage) -> int:
+    return estimated_tokens(message.content + "".join(call.name + call.arguments for call in message.calls))
+
+
 def _cut(message: ChatMessage, budget_tokens: int) -> ChatMessage:
     """The end of a message that fits, from the start of a word."""
     content = message.content
@@ -61,4 +65,5 @@ def _cut(message: ChatMessage, budget_tokens: int) -> ChatMessage:
         _, space, rest = content.partition(" ")
         if space and rest:
             content = rest
-    return ChatMessage(message.role, content)
+    # The result of a function whose call did not fit is told as words: alone, no endpoint takes it.
+    return ChatMessage(Role.USER if message.role is Role.TOOL else message.role, content)

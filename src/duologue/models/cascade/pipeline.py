@@ -38,6 +38,12 @@ def cascade_pipeline(options: Options) -> PipelineConfig:
     )
 
 
+def on_endpoint(options: Options) -> bool:
+    """Whether the language model is behind an OpenAI-compatible endpoint."""
+    model = options.get("language_model")
+    return isinstance(model, str) and model.startswith(("http://", "https://"))
+
+
 def _recognise(options: Options) -> StageConfig:
     if "recogniser" in options:
         named = {"recogniser": "base_url", "recogniser_model": "model", "api_key_variable": "api_key_variable"}
@@ -55,7 +61,7 @@ def _recognise(options: Options) -> StageConfig:
 
 def _respond(options: Options) -> StageConfig:
     model = options.get("language_model")
-    if isinstance(model, str) and model.startswith(("http://", "https://")):
+    if on_endpoint(options):
         named = {
             "language_model": "base_url",
             "endpoint_model": "model",

@@ -20,11 +20,11 @@ from duologue.engine.duplex.plugin import (
     Turn,
     TurnPlan,
 )
-from duologue.engine.duplex.results import Decision, Speech, TurnEnded, UserTranscript
+from duologue.engine.duplex.results import Decision, FunctionCall, Speech, TokensUsed, TurnEnded, UserTranscript
 from duologue.errors import ClientFault, ErrorCode
 from duologue.models.cascade import turns
 from duologue.models.cascade.edges import RECOGNISE, RESPOND, SPEAK
-from duologue.outputs import ChatMessage, RequestOutput, SamplingParams, StagePrompt
+from duologue.outputs import RequestOutput, SamplingParams, StagePrompt
 
 VOICES = ("default", "hibari")
 LANGUAGE = turns.LANGUAGE
@@ -45,6 +45,11 @@ class CascadePlugin(DuplexModelPlugin):
         fixed_voice_after_audio=False,
     )
     longest_utterance_ms = turns.LONGEST_UTTERANCE_MS
+
+    def __init__(self, *, calls_functions: bool = False) -> None:
+        """``calls_functions``: the language model takes tools, as those behind OpenAI-compatible endpoints do."""
+        if calls_functions:
+            self.capabilities = msgspec.structs.replace(self.capabilities, calls_functions=True)
 
     def create_session_state(self, config: SessionConfig) -> DuplexModelSessionState:
         del config
@@ -74,10 +79,11 @@ class CascadePlugin(DuplexModelPlugin):
         prompt = StagePrompt(
             audio=request.audio,
             audio_rate_hz=request.rate_hz,
-            messages=tuple(ChatMessage(entry.role, entry.text) for entry in request.history),
+            messages=tuple(entry.message for entry in request.history),
             final=request.final,
             session_key=request.session_id,
             options={"instructions": request.instructions, "deltas": text_only},
+            menu=request.config.menu,
         )
         return AppendPlan(prompt=prompt, final_stage_id=final_stage_id)
 
@@ -91,7 +97,8 @@ class CascadePlugin(DuplexModelPlugin):
         if stage_id == RECOGNISE:
             return _heard(output, context)
         if stage_id < context.final_stage_id:
-            return _FORWARD
+            beside = _beside(output)
+            return Decision(results=beside, forward=True) if beside else _FORWARD
         return _said(output)
 
 
@@ -110,4 +117,17 @@ def _said(output: RequestOutput) -> Decision:
         else ()
     )
     ended = (TurnEnded(),) if output.finished else ()
-    return Decision(results=(*speech, *ended))
+    return Decision(results=(*speech, *_beside(output), *ended))
+
+
+def _beside(output: RequestOutput) -> tuple[FunctionCall | TokensUsed, ...]:
+    """What the language model says that is not for the voice: calls, and what it counted."""
+    if not output.finished:
+        return ()
+    calls = tuple(FunctionCall(name=call.name, arguments=call.arguments) for call in output.calls)
+    read, written = output.metadata.get("prompt_tokens"), output.metadata.get("generated_tokens")
+    if not isinstance(read, int) or not isinstance(written, int):
+        return calls
+    cached = output.metadata.get("cached_tokens")
+    used = TokensUsed(input_tokens=read, output_tokens=written, cached_tokens=cached if isinstance(cached, int) else 0)
+    return (*calls, used)

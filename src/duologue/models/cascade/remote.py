@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from duologue.engine.stages.http import ChatStage, Conversation, Cutter
 from duologue.models.cascade.asked import (
     compose_prompt,
-    history_of,
+    history_with_calls,
     nothing_asked,
     read_ahead,
     sentence_splitter,
@@ -49,8 +49,10 @@ class RemoteRespondStage(ChatStage):
         prompt = request.prompt
         if nothing_asked(prompt) or read_ahead(prompt):
             return None
-        messages = compose_prompt(prompt, history_of(prompt), request.params, self._context_tokens)
-        return [ChatMessage(message.role.value, message.content) for message in messages]
+        messages = compose_prompt(prompt, history_with_calls(prompt), request.params, self._context_tokens)
+        return [
+            ChatMessage(message.role.value, message.content, message.calls, message.call_id) for message in messages
+        ]
 
     def cutter(self, request: StageRequest) -> Cutter | None:
         return None if wants_deltas(request.prompt) else _Sentences(sentence_splitter())

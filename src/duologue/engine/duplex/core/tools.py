@@ -72,16 +72,18 @@ def called(s: SessionState, response: Response, result: FunctionCall) -> None:
 
 
 def _insert(s: SessionState, response: Response, item: Item, *, leads: bool) -> str | None:
-    """After what the response has said so far; before its message if that has said nothing."""
-    message = response.item.item_id
-    if s.history.get(message) is None:
-        return s.history.append(item)
-    if leads:
-        return s.history.insert(item, s.history.before(message) or "root")
-    known = [call.item_id for call in response.calls if s.history.get(call.item_id) is not None]
-    at = s.history.items.index
-    after = max([message, *known], key=lambda item_id: at(s.history.by_id[item_id]))
-    return s.history.insert(item, after)
+    """After what the response says and has asked for; returns the id of what the client knows to stand before it.
+
+    A voice is slower than words, so a call often comes before the sound of what was said first: its message is announced
+    later, with its own place before the calls.
+    """
+    history, message = s.history, response.item.item_id
+    known = [call.item_id for call in response.calls if history.get(call.item_id) is not None]
+    if history.get(message) is None:
+        return history.append(item)
+    places = [message, *known]
+    previous = history.insert(item, max(places, key=lambda item_id: history.items.index(history.by_id[item_id])))
+    return history.before(message) if leads and previous == message else previous
 
 
 def _refuse(s: SessionState, response: Response, code: ErrorCode, message: str) -> None:
