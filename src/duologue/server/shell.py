@@ -67,6 +67,8 @@ class SocketShell:
         """Serve until the socket is closed, by whichever side."""
         self._apply(self.connection.start(self._runtime.now()))
         pump = self._runtime.spawn(self._pump(), name="pump")
+        # Not only at its own end: a task that is cancelled before its first step never gets there.
+        pump.add_done_callback(self._pump_ended)
         try:
             await self._read()
         except Exception:
@@ -150,6 +152,10 @@ class SocketShell:
             self._transport.abort()
         finally:
             self._finish()
+
+    def _pump_ended(self, pump: asyncio.Task[None]) -> None:
+        if pump.cancelled():
+            self.abort()  # nothing will ever be sent again, and the peer must not wait for it
 
     async def _send_all(self) -> None:
         """Hand over what the socket takes."""

@@ -1,7 +1,8 @@
-"""The commands of the simulator: run, replay, shrink, soak."""
+"""The commands of the simulator: run, replay, shrink, soak, mutations."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,8 @@ import msgspec
 import typer
 
 if TYPE_CHECKING:
+    from duologue.sim.mutation import Board
+    from duologue.sim.mutations import Mutation
     from duologue.sim.plan import Plan
     from duologue.sim.soak import Progress
 
@@ -26,12 +29,15 @@ def run_command(
     first: Annotated[int, typer.Option("--from", help="The first of them.", min=0)] = 0,
     minutes: Annotated[float | None, typer.Option(help="Stop after so many minutes.")] = None,
     jobs: Annotated[int, typer.Option(help="Processes.", min=1, max=64)] = 1,
+    on: Annotated[
+        list[str] | None, typer.Option("--on", help="A feature that is on in every seed; repeatable.")
+    ] = None,
 ) -> None:
     """Run some seeds and say what failed, what it cost and what was exercised."""
     from duologue.sim import soak as soaking
 
     progress = soaking.Progress(first_seed=first, next_seed=first)
-    soaking.soak(progress, seeds=seeds, jobs=jobs, minutes=minutes)
+    soaking.soak(progress, seeds=seeds, jobs=jobs, minutes=minutes, also=_features(on))
     _report(progress)
     raise typer.Exit(1 if progress.failures else 0)
 
@@ -99,19 +105,65 @@ def strike_command(
     raise typer.Exit(1 if progress.failures else 0)
 
 
+@sim_app.command("mutations")
+def mutations_command(
+    state: Annotated[Path, typer.Option(help="File that holds what is known.")] = Path("out/sim/mutations.json"),
+    minutes: Annotated[float | None, typer.Option(help="Stop after so many minutes; the next call goes on.")] = None,
+    name: Annotated[list[str] | None, typer.Option("--name", help="Only this one; repeatable.")] = None,
+    anew: Annotated[bool, typer.Option("--anew", help="Forget first what is known of them.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Only print the table.")] = False,
+) -> None:
+    """Switch off safeguards, one at a time, and count the seeds until something is noticed; stop and go on at will."""
+    from duologue.sim import mutation as mutating
+
+    board = mutating.load(state)
+    unknown = sorted(set(name or ()) - {mutation.name for mutation in mutating.MUTATIONS})
+    if unknown:
+        raise typer.BadParameter(f"There is no mutation {unknown[0]!r}.", param_hint="--name")
+    wanted = [mutation for mutation in mutating.MUTATIONS if not name or mutation.name in name]
+    if not show:
+        state.parent.mkdir(parents=True, exist_ok=True)
+        if anew:
+            for mutation in wanted:
+                board.finds.pop(mutation.name, None)
+        _hunt(board, wanted, state, minutes)
+    typer.echo(mutating.table(board, wanted))
+
+
+def _hunt(board: Board, wanted: Sequence[Mutation], state: Path, minutes: float | None) -> None:
+    """All of them from the first start, then from the next: what is missed shows early."""
+    import time
+
+    from duologue.sim import mutation as mutating
+    from duologue.sim.fresh import commit_of
+
+    commit = commit_of(Path.cwd())[:12]
+    until = None if minutes is None else time.monotonic() + minutes * 60
+    for start in mutating.STARTS:
+        for mutation in wanted:
+            left = None if until is None else until - time.monotonic()
+            if (left is not None and left <= 0) or board.over(board.find(mutation.name, start)):
+                continue
+            find = mutating.hunt(board, mutation, start, commit=commit, seconds=left)
+            mutating.save(board, state)
+            seen = f"{find.seeds}: {' '.join(find.rules)}" if find.seeds is not None else f"not in {find.tried}"
+            typer.echo(f"{mutation.name}, from {start}: {seen}")
+
+
 @sim_app.command("replay")
 def replay_command(
     seed: Seed,
     plan_file: PlanFile = None,
     width: Annotated[int, typer.Option(help="Columns of a line.", min=40)] = 160,
     options: Annotated[bool, typer.Option("--options", help="Print the plan first.")] = False,
+    on: Annotated[list[str] | None, typer.Option("--on", help="A feature that is on, whatever the seed says.")] = None,
 ) -> None:
     """Run one seed again and print what happened, as a timeline."""
     from duologue.sim.outcome import live, simulate
     from duologue.sim.plan import to_json
     from duologue.sim.trace import show
 
-    plan = _plan(seed, plan_file)
+    plan = _plan(seed, plan_file, on)
     if options:
         typer.echo(to_json(plan).decode())
     world, _ = live(plan)
@@ -131,6 +183,7 @@ def shrink_command(
     runs: Annotated[int, typer.Option(help="At most so many runs.", min=1)] = 600,
     keep: Annotated[Path | None, typer.Option(help="Write the result here, as a regression.")] = None,
     why: Annotated[str, typer.Option(help="What was wrong, for the regression.")] = "",
+    on: Annotated[list[str] | None, typer.Option("--on", help="A feature that is on, whatever the seed says.")] = None,
 ) -> None:
     """Find the smallest workload and fault set that still fails."""
     from duologue.sim.plan import to_json
@@ -138,7 +191,7 @@ def shrink_command(
     from duologue.sim.shrink import shrink
 
     try:
-        plan, outcome, count = shrink(_plan(seed, plan_file), max_runs=runs)
+        plan, outcome, count = shrink(_plan(seed, plan_file, on), max_runs=runs)
     except ValueError as fault:
         raise typer.BadParameter(str(fault), param_hint="SEED") from None
     typer.echo(to_json(plan).decode())
@@ -149,13 +202,23 @@ def shrink_command(
         save(Regression(rule=outcome.violations[0].rule, why=why or f"Seed {seed}.", plan=plan), keep)
 
 
-def _plan(seed: int, file: Path | None) -> Plan:
+def _features(on: list[str] | None) -> frozenset[str]:
+    from duologue.sim.swarm import FEATURES
+
+    unknown = sorted(set(on or ()) - FEATURES.keys())
+    if unknown:
+        known = ", ".join(sorted(FEATURES))
+        raise typer.BadParameter(f"There is no feature {unknown[0]!r}. There are: {known}.", param_hint="--on")
+    return frozenset(on or ())
+
+
+def _plan(seed: int, file: Path | None, on: list[str] | None) -> Plan:
     from duologue.sim.plan import from_json
     from duologue.sim.regression import load
     from duologue.sim.swarm import draw
 
     if file is None:
-        return draw(seed)
+        return draw(seed, _features(on))
     try:
         return load(file).plan
     except msgspec.ValidationError:

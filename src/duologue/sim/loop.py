@@ -358,6 +358,7 @@ class VirtualRuntime(AsyncioRuntime):
         self.failed_tasks: list[tuple[str, BaseException]] = []
         self._entropy = random.Random(f"entropy:{seed}")
         self._wall_shift_s = 0.0
+        self.on_spawn: list[Callable[[asyncio.Task[Any]], None]] = []  # each sees every task that begins
 
     def wall(self) -> float:
         return WALL_START_S + self.now() - START_S + self._wall_shift_s
@@ -365,6 +366,12 @@ class VirtualRuntime(AsyncioRuntime):
     def leap_wall(self, by_s: float) -> None:
         """Somebody sets the wall clock, forth or back."""
         self._wall_shift_s += by_s
+
+    def spawn(self, coro: Coroutine[Any, Any, _T], *, name: str) -> asyncio.Task[_T]:
+        task = super().spawn(coro, name=name)
+        for seen in tuple(self.on_spawn):
+            seen(task)
+        return task
 
     async def offload(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
         """Run `fn` inline, after one turn of the loop: others get in between, as with a real thread."""

@@ -29,6 +29,7 @@ from duologue.sim.plan import (
     Shutdown,
     Stall,
     Step,
+    Strike,
     WorkFault,
 )
 
@@ -45,6 +46,8 @@ _REPLICA: Final[tuple[tuple[str, tuple[Mishap, ...]], ...]] = (
     ("start", ("raise",)),
     ("close", ("slow", "raise")),
 )
+# Tasks that somebody beside the runtime holds, and may cancel. What asks the engine is held by nobody.
+_STRUCK: Final = ("append", "cleanup", "cleanup", "connection", "pump", "inproc-stage", "inproc-stage")
 _WORK_MS: Final = (0, 0, 200, 2_500)
 
 
@@ -67,6 +70,7 @@ class Misfortunes:
             deaths=self._deaths(plan),
             leaps=self._leaps(),
             shutdowns=self._shutdowns(plan),
+            strikes=self._strikes(),
         )
 
     def _person(self, person: Person) -> Person:
@@ -188,6 +192,20 @@ class Misfortunes:
         wall = dice.random() < 0.4
         by_ms = dice.choice((-86_400_000, 3_600_000)) if wall else dice.choice((150, 2_000, 15_000))
         return (Leap(at_ms=dice.choice((700, 1_500, 3_000)), by_ms=by_ms, wall=wall),)
+
+    def _strikes(self) -> tuple[Strike, ...]:
+        if "strikes" not in self._on:
+            return ()
+        dice = self._dice
+        return tuple(
+            Strike(
+                at_ms=dice.choice((0, 700, 1_500, 3_000)),
+                kind=dice.choice(_STRUCK),
+                nth=dice.choice((0, 0, 1, 2, 5, 9)),
+                turns=dice.choice((0, 1, 1, 2, 3, 5, 8)),
+            )
+            for _ in range(dice.choice((1, 2, 4)))
+        )
 
     def _shutdowns(self, plan: Plan) -> tuple[Shutdown, ...]:
         crash = "crash" in self._on

@@ -9,10 +9,13 @@ import __future__
 
 import importlib
 import inspect
+import os
 import statistics
 import textwrap
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FunctionType
 from typing import Final
 
@@ -24,26 +27,44 @@ from duologue.sim.shrink import rules_of
 from duologue.sim.swarm import draw
 
 LIMIT: Final = 2_000
-STARTS: Final = (0, 100_000, 200_000)
+STARTS: Final = (0, 100_000, 200_000, 300_000, 400_000)  # disjoint ranges, so that no lucky seed counts twice
 
 
 class StaleMutationError(Exception):
     """The code has changed: the text that a mutation replaces is not in it, or more than once."""
 
 
-class Detection(msgspec.Struct, frozen=True, kw_only=True):
-    """How a mutation was found: seeds needed from each start (``None``: not within the limit), and the rules broken."""
+class Find(msgspec.Struct, kw_only=True):
+    """One hunt for a mutation: from ``start`` on ``tried`` seeds were run; ``seeds`` of them were needed to notice it.
 
-    name: str
-    what: str
-    seeds: tuple[int | None, ...]
-    rules: tuple[str, ...]
+    ``seeds`` is ``None`` as long as nothing was noticed. ``rules`` are those that were broken; ``commit`` was tried.
+    """
 
-    @property
-    def median(self) -> float | None:
-        """Seeds to detection; ``None`` if it was missed from any start."""
-        found = [count for count in self.seeds if count is not None]
-        return statistics.median(found) if len(found) == len(self.seeds) else None
+    start: int
+    tried: int = 0
+    seeds: int | None = None
+    rules: tuple[str, ...] = ()
+    commit: str = ""
+
+
+class Board(msgspec.Struct, kw_only=True):
+    """What is known of each mutation, by name: the state of a long hunt."""
+
+    limit: int = LIMIT
+    finds: dict[str, list[Find]] = {}
+
+    def find(self, name: str, start: int) -> Find:
+        """The hunt for a mutation from a start, begun if it was not."""
+        finds = self.finds.setdefault(name, [])
+        known = next((find for find in finds if find.start == start), None)
+        if known is None:
+            known = Find(start=start)
+            finds.append(known)
+        return known
+
+    def over(self, find: Find) -> bool:
+        """Whether nothing more is to be learnt from this hunt."""
+        return find.seeds is not None or find.tried >= self.limit
 
 
 def function_of(target: str) -> FunctionType:
@@ -95,38 +116,55 @@ def applied(mutation: Mutation) -> Iterator[None]:
 
 
 def hunt(
+    board: Board,
     mutation: Mutation,
+    start: int,
     *,
-    starts: Sequence[int] = STARTS,
-    limit: int = LIMIT,
+    commit: str = "",
+    seconds: float | None = None,
     judge: Callable[[int], Outcome] = lambda seed: simulate(draw(seed)),
-) -> Detection:
-    """Run seeds from each start until one notices the mutation."""
-    counts: list[int | None] = []
-    rules: set[str] = set()
+) -> Find:
+    """Run seeds from ``start`` until one notices the mutation, the limit is reached or ``seconds`` have passed."""
+    find = board.find(mutation.name, start)
+    begin = time.monotonic()
     with applied(mutation):
-        for start in starts:
-            counts.append(None)
-            for number in range(limit):
-                broken = rules_of(judge(start + number))
-                if broken:
-                    counts[-1] = number + 1
-                    rules |= broken
-                    break
-    return Detection(name=mutation.name, what=mutation.what, seeds=tuple(counts), rules=tuple(sorted(rules)))
+        while not board.over(find) and (seconds is None or time.monotonic() - begin < seconds):
+            broken = rules_of(judge(start + find.tried))
+            find.tried += 1
+            find.commit = commit
+            if broken:
+                find.seeds, find.rules = find.tried, tuple(sorted(broken))
+    return find
 
 
-def table(detections: Sequence[Detection]) -> str:
-    """The rows for the documentation."""
+def load(path: Path) -> Board:
+    """The state in a file; a fresh one if there is none. Raises ``msgspec.ValidationError`` for anything else."""
+    return msgspec.json.decode(path.read_bytes(), type=Board) if path.exists() else Board()
+
+
+def save(board: Board, path: Path) -> None:
+    """Write the state, whole or not at all."""
+    beside = path.with_suffix(".tmp")
+    beside.write_bytes(msgspec.json.format(msgspec.json.encode(board), indent=1))
+    os.replace(beside, path)
+
+
+def table(board: Board, mutations: Sequence[Mutation] = MUTATIONS) -> str:
+    """The rows for the documentation. A hunt that came to no end shows how many seeds noticed nothing."""
     lines = [
-        "| Safeguard switched off | What it guards | Median seeds | Each | Rules broken |",
+        "| Safeguard switched off | What it guards | Median | Seeds, from each start | Rules broken |",
         "|---|---|---|---|---|",
     ]
-    for found in detections:
-        median = "missed" if found.median is None else f"{found.median:g}"
-        each = ", ".join("-" if count is None else str(count) for count in found.seeds)
-        lines.append(f"| {found.name} | {found.what} | {median} | {each} | {' '.join(found.rules)} |")
+    for mutation in mutations:
+        finds = sorted(board.finds.get(mutation.name, ()), key=lambda find: find.start)
+        counts = [find.tried if find.seeds is None else find.seeds for find in finds]
+        each = ", ".join(f">{find.tried}" if find.seeds is None else str(find.seeds) for find in finds)
+        middle = statistics.median_low(counts) if counts else None
+        missed = middle is not None and sum(find.seeds is None for find in finds) * 2 > len(finds)
+        median = "-" if middle is None else f">{middle}" if missed else str(middle)
+        rules = " ".join(sorted({rule for find in finds for rule in find.rules}))
+        lines.append(f"| {mutation.name} | {mutation.what} | {median} | {each} | {rules} |")
     return "\n".join(lines)
 
 
-__all__ = ["MUTATIONS", "Detection", "StaleMutationError", "applied", "hunt", "rewritten", "table"]
+__all__ = ["MUTATIONS", "Board", "Find", "StaleMutationError", "applied", "hunt", "load", "rewritten", "save", "table"]

@@ -46,8 +46,13 @@ class Lane:
         self.unread += len(frame)
         if self.dark:
             return
-        self._flight.append((self._arrival(), frame))
-        self._runtime.call_at(self._last_s, self._arrive)
+        at = self._arrival()
+        if at <= self._runtime.now() and not (self._flight or self.stalled):
+            self._arrived.append(frame)
+            self._wake()
+            return
+        self._flight.append((at, frame))
+        self._runtime.call_at(at, self._arrive)
 
     def _arrival(self) -> float:
         self._last_s = max(self._last_s, self._runtime.now() + self._delay_s())

@@ -83,6 +83,7 @@ def evidence_of(world: World) -> Evidence:
                 plan=site.plan,
                 seen=site.seen,
                 max_sessions=site.config.max_sessions,
+                by_groups=site.config.replica_policy != "legacy",
                 idle_ttl_s=site.config.idle_ttl_s,
                 grace_s=site.config.disconnect_grace_s,
                 send_ahead_ms=site.config.send_ahead_ms,

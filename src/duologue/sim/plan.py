@@ -198,6 +198,15 @@ class Leap(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     wall: bool = False
 
 
+class Strike(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """From ``at_ms`` on the ``nth`` task that begins with a name of this kind is cancelled ``turns`` turns later."""
+
+    at_ms: int
+    kind: str
+    nth: int = 0
+    turns: int = 0
+
+
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The server drains and stops; ``crash``: the engine fails."""
 
@@ -232,7 +241,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     chunk_ms: int = 100
     transit_ms: int = 0
     detector: Detector = Detector()
-    runtime: dict[str, int | float | None] = {}
+    runtime: dict[str, int | float | str | None] = {}
     limits: dict[str, int | float] = {}
 
 
@@ -248,13 +257,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     deaths: tuple[Death, ...] = ()
     leaps: tuple[Leap, ...] = ()
     shutdowns: tuple[Shutdown, ...] = ()
+    strikes: tuple[Strike, ...] = ()
     witness: str = ""
     keeps: tuple[str, ...] = ()
 
     @property
     def disturbed(self) -> bool:
         """Whether something goes wrong that is not one client's own."""
-        return bool(self.replica_faults or self.deaths or self.leaps or self.shutdowns)
+        return bool(self.replica_faults or self.deaths or self.leaps or self.shutdowns or self.strikes)
 
 
 def to_json(plan: Plan) -> bytes:

@@ -6,6 +6,7 @@ larger cuts are tried first; the search is bounded by the number of runs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
@@ -15,8 +16,10 @@ from duologue.sim.outcome import Outcome, simulate
 from duologue.sim.plan import Choices, Deployment, Link, Person, Plan, Say
 
 MAX_RUNS: Final = 600
-_LISTS: Final = ("errands", "replica_faults", "deaths", "leaps", "shutdowns")
+_LISTS: Final = ("errands", "replica_faults", "deaths", "leaps", "shutdowns", "strikes")
 _KEPT: Final = frozenset({"name", "deployment", "voice", "hands"})
+_PARTICULARS: Final = re.compile(r"(?<!\S)(?!d\d\.)(?:\S*\d\S*|(?:ann|bob|cyd|dot|eve)\b:?)|'[^']*'")
+_SAID: Final = 5  # violations that count: what follows is mostly what follows from them
 _T = TypeVar("_T", bound=msgspec.Struct)
 
 
@@ -25,12 +28,19 @@ def rules_of(outcome: Outcome) -> frozenset[str]:
     return frozenset(violation.rule for violation in outcome.violations)
 
 
+def kinds_of(outcome: Outcome) -> frozenset[str]:
+    """Rules and what they say, numbers and names aside: of one rule there are different failures."""
+    return frozenset(
+        f"{violation.rule}: {_PARTICULARS.sub('#', violation.text)}" for violation in outcome.violations[:_SAID]
+    )
+
+
 def shrink(
     plan: Plan, *, max_runs: int = MAX_RUNS, judge: Callable[[Plan], Outcome] = simulate
 ) -> tuple[Plan, Outcome, int]:
     """The smallest failing plan found, its outcome, and the number of runs. Raises ``ValueError`` if ``plan`` is fine."""
     outcome = judge(plan)
-    wanted = rules_of(outcome)
+    wanted = kinds_of(outcome)
     if not wanted:
         raise ValueError(f"seed {plan.seed} does not fail, so there is nothing to shrink")
     runs, again = 1, True
@@ -41,7 +51,7 @@ def shrink(
                 break
             runs += 1
             tried = judge(candidate)
-            if rules_of(tried) & wanted:
+            if kinds_of(tried) & wanted:
                 plan, outcome, again = candidate, tried, True
                 break
     return plan, outcome, runs

@@ -7,10 +7,12 @@ run; a failing seed does not stop the others; what was exercised is added up ove
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.pool
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +22,7 @@ from duologue.sim.outcome import Outcome, simulate
 from duologue.sim.swarm import draw
 
 CHUNK: Final = 100
+PIECE: Final = 10  # what one process takes at a time
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -72,19 +75,22 @@ def save(progress: Progress, path: Path) -> None:
     os.replace(beside, path)
 
 
-def run_seeds(seeds: range, jobs: int = 1) -> Iterator[Outcome]:
-    """The outcomes of some seeds, in order."""
-    if jobs <= 1:
+def run_seeds(
+    seeds: range, pool: multiprocessing.pool.Pool | None = None, also: frozenset[str] = frozenset()
+) -> Iterator[Outcome]:
+    """The outcomes of some seeds, in order; without a pool in this process."""
+    if pool is None:
         for seed in seeds:
-            yield simulate(draw(seed))
+            yield simulate(draw(seed, also))
         return
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        for outcomes in pool.imap(_chunk, [seeds[start : start + 10] for start in range(0, len(seeds), 10)]):
-            yield from outcomes
+    pieces = [(seeds[start : start + PIECE], also) for start in range(0, len(seeds), PIECE)]
+    for outcomes in pool.imap(_piece, pieces):
+        yield from outcomes
 
 
-def _chunk(seeds: range) -> list[Outcome]:
-    return [simulate(draw(seed)) for seed in seeds]
+def _piece(work: tuple[range, frozenset[str]]) -> list[Outcome]:
+    seeds, also = work
+    return [simulate(draw(seed, also)) for seed in seeds]
 
 
 def soak(
@@ -93,17 +99,20 @@ def soak(
     seeds: int,
     jobs: int = 1,
     minutes: float | None = None,
+    also: frozenset[str] = frozenset(),
     saved: Callable[[Progress], None] = lambda _: None,
 ) -> Progress:
     """Run on until ``seeds`` seeds are done in all, or ``minutes`` have passed; ``saved`` is called after each chunk."""
     begin = time.monotonic()
     last = progress.first_seed + seeds
-    while progress.next_seed < last and (minutes is None or time.monotonic() - begin < minutes * 60):
-        chunk = range(progress.next_seed, min(progress.next_seed + CHUNK, last))
-        started = time.monotonic()
-        for outcome in run_seeds(chunk, jobs):
-            progress.add(outcome)
-        progress.next_seed = chunk.stop
-        progress.wall_s += time.monotonic() - started
-        saved(progress)
+    with ExitStack() as stack:
+        pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(jobs)) if jobs > 1 else None
+        while progress.next_seed < last and (minutes is None or time.monotonic() - begin < minutes * 60):
+            chunk = range(progress.next_seed, min(progress.next_seed + CHUNK, last))
+            started = time.monotonic()
+            for outcome in run_seeds(chunk, pool, also):
+                progress.add(outcome)
+            progress.next_seed = chunk.stop
+            progress.wall_s += time.monotonic() - started
+            saved(progress)
     return progress

@@ -74,6 +74,8 @@ FEATURES: Final[Mapping[str, float]] = {
     "deaths": 0.12,
     "detector": 0.12,
     "leaps": 0.08,
+    "strikes": 0.1,
+    "groups": 0.12,
     "shutdown": 0.08,
     "crash": 0.03,
     "tiny": 0.25,
@@ -94,11 +96,10 @@ _ILLEGAL: Final = ("broken", "broken", "bad_update", "text", "late_resume", "wro
 class Swarm:
     """One seed's choices."""
 
-    def __init__(self, seed: int, *, only: frozenset[str] | None = None) -> None:
+    def __init__(self, seed: int, *, also: frozenset[str] = frozenset()) -> None:
         self.seed = seed
         dice = random.Random(f"features:{seed}")
-        chosen = frozenset(name for name, chance in FEATURES.items() if dice.random() < chance)
-        self.on = chosen if only is None else chosen & only
+        self.on = frozenset(name for name, chance in FEATURES.items() if dice.random() < chance) | also
 
     def dice(self, name: str) -> random.Random:
         """Dice of one purpose."""
@@ -162,8 +163,8 @@ class Swarm:
         delay_ms = dice.choice((0, 5, 40, 300))
         return Detector(delay_ms=delay_ms, fails=() if fixed else some, judge_fails=() if fixed else judged)
 
-    def _runtime(self, dice: random.Random) -> dict[str, int | float | None]:
-        settings: dict[str, int | float | None] = {
+    def _runtime(self, dice: random.Random) -> dict[str, int | float | str | None]:
+        settings: dict[str, int | float | str | None] = {
             "max_sessions": dice.choice((1, 2, 3)) if "few_slots" in self.on and "witness" not in self.on else 8,
             "idle_ttl_s": dice.choice((20.0, 45.0)),
             "disconnect_grace_s": dice.choice((0.0, 3.0, 10.0)),
@@ -173,6 +174,9 @@ class Swarm:
             "control_timeout_s": dice.choice((2.0, 10.0)),
             "send_ahead_ms": dice.choice((400, 400, 100, None)),
         }
+        if "groups" in self.on:
+            settings["replica_policy"] = "least_sessions"
+            settings["max_sessions_per_replica"] = dice.choice((1, 2, 8)) if "witness" not in self.on else 8
         if "tiny" in self.on:
             tight: dict[str, tuple[int, ...]] = {
                 "max_pending_input_bytes_per_session": (8_000, 40_000, 120_000),
@@ -227,7 +231,8 @@ class Swarm:
             truncates="stock" in on and dice.random() < 0.7,
             voice=self._voice(self.dice(f"voice:{name}"), deployments[home]),
             hands=self._hands(self.dice(f"hands:{name}")),
-            leave="close" if library and leave == "stay" else leave,
+            # Who stays and is asked again and again whether he is there, keeps his session for ever.
+            leave="close" if leave == "stay" and (library or "idle" in on) else leave,
         )
 
     def _calm(self, person: Person) -> Person:
@@ -357,6 +362,6 @@ class Swarm:
         return tuple(found)
 
 
-def draw(seed: int) -> Plan:
-    """The plan of a seed."""
-    return Swarm(seed).plan()
+def draw(seed: int, also: frozenset[str] = frozenset()) -> Plan:
+    """The plan of a seed; ``also`` names features that are on whatever the seed says, which makes it another plan."""
+    return Swarm(seed, also=also).plan()

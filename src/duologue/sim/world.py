@@ -15,7 +15,7 @@ from duologue.engine.messages import AbortRequest, AddRequest, StreamingUpdate
 from duologue.outputs import StagePrompt
 from duologue.sim.library import LibraryTalker
 from duologue.sim.loop import START_S, VirtualRuntime
-from duologue.sim.plan import Death, Errand, Leap, Person, Plan, Shutdown
+from duologue.sim.plan import Death, Errand, Leap, Person, Plan, Shutdown, Strike
 from duologue.sim.site import Site
 from duologue.sim.talker import Talker
 from duologue.sim.trace import Trace
@@ -128,6 +128,7 @@ class World:
             *(self._death(death) for death in plan.deaths),
             *(self._leap(leap) for leap in plan.leaps),
             *(self._shut_down(shutdown) for shutdown in plan.shutdowns),
+            *(self._strike(strike) for strike in plan.strikes),
         ]
 
     async def _death(self, death: Death) -> None:
@@ -146,6 +147,30 @@ class World:
             self.runtime.leap_wall(leap.by_ms / 1000)
         else:
             self.runtime.loop.leap(leap.by_ms / 1000)
+
+    async def _strike(self, strike: Strike) -> None:
+        await asyncio.sleep(strike.at_ms / 1000)
+        left = strike.nth
+
+        def seen(task: asyncio.Task[object]) -> None:
+            nonlocal left
+            if not task.get_name().startswith(strike.kind):
+                return
+            left -= 1
+            if left < 0:
+                self.runtime.on_spawn.remove(seen)
+                self._cancel_after(task, strike)
+
+        self.runtime.on_spawn.append(seen)
+
+    def _cancel_after(self, task: asyncio.Task[object], strike: Strike, turn: int = 0) -> None:
+        if turn < strike.turns and not task.done():
+            self.runtime.loop.call_soon(self._cancel_after, task, strike, turn + 1)
+            return
+        if not task.done():
+            self.trace.count(f"strike.{strike.kind}")
+            self.trace.note("world", "strike", task.get_name().partition(" ")[0])
+            task.cancel()
 
     async def _shut_down(self, shutdown: Shutdown) -> None:
         await asyncio.sleep(shutdown.at_ms / 1000)

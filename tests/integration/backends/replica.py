@@ -18,12 +18,11 @@ from duologue.outputs import RequestOutput, SamplingParams, StagePrompt, StageRe
 from tests.integration.backends.endpoint import fake_endpoint
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+PATHS = f"{REPOSITORY / 'src'}:{REPOSITORY}"
 STAGES = "tests.integration.backends.stages"
 PATIENCE_S = 60.0  # only ever used up by a test that fails
 
-SPEC = WorkerSpec(
-    factory=f"{STAGES}:Blocking", name="worker", environment={"PYTHONPATH": str(REPOSITORY)}, close_timeout_s=2.0
-)
+SPEC = WorkerSpec(factory=f"{STAGES}:Blocking", name="worker", environment={"PYTHONPATH": PATHS}, close_timeout_s=2.0)
 
 MAKERS: dict[str, Callable[[str, dict[str, object], AsyncioRuntime], StageClient]] = {}
 """Further backends, for those that need an environment of their own: name to what makes a client of a stage here."""

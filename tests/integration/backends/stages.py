@@ -1,7 +1,8 @@
 """Stage code for the backend tests: it does what the text of a prompt says.
 
-``echo TEXT``, ``count N``, ``flood`` (outputs until cancelled), ``raise TEXT``, ``mute``, ``ledger`` (how many states were
-opened and closed), ``unencodable``, ``print TEXT``, ``die``, ``freeze`` (holds the interpreter's lock), ``options``.
+``echo TEXT``, ``count N``, ``flood`` (outputs until cancelled), ``raise TEXT``, ``cancelled``, ``mute``, ``ledger`` (how
+many states were opened and closed), ``unencodable``, ``print TEXT``, ``die``, ``freeze`` (holds the interpreter's lock),
+``options``.
 """
 
 from __future__ import annotations
@@ -96,6 +97,9 @@ class Puppet:
                 print(rest, file=sys.stderr)
                 sys.stderr.flush()
                 yield _out(request, finished=True)
+            case "cancelled":  # it waited for something that somebody cancelled
+                yield _out(request, "before")
+                raise asyncio.CancelledError
             case "die":
                 os._exit(7)
             case "memory":
@@ -117,6 +121,8 @@ class Puppet:
                 return {"text": "-".join(args), "bytes": b"\0\xff", "process": os.getpid()}
             case "fail":
                 raise StageFault(ErrorCode.RATE_LIMITED, "not now")
+            case "cancelled":
+                raise asyncio.CancelledError
             case "die":
                 os._exit(7)
             case "sleep":

@@ -8,6 +8,7 @@ import os
 
 import pytest
 
+from duologue.errors import StageFault
 from tests.integration.backends.replica import PATIENCE_S, Replica, play, replica
 
 BACKENDS = [
@@ -120,6 +121,27 @@ def test_an_error_ends_its_request_and_no_other(backend: str, stage: str) -> Non
             await one.sink.until(lambda: one.sink.ended("other"))
             assert one.sink.text_of("other").endswith("fine")
             await settled(one, opened=2)
+
+    play(scenario)
+
+
+@every_runner
+def test_stage_code_whose_own_wait_was_cancelled_fails_its_request(backend: str, stage: str) -> None:
+    """Nobody told the replica to stop: a request that ended like this without a word would be waited for for ever."""
+
+    async def scenario() -> None:
+        async with replica(backend, stage) as one:
+            await one.submit("r", "cancelled", final=False)
+            await one.update("r", "echo more", final=True)
+            await one.sink.until(lambda: one.sink.ended("r"))
+            before, failed = one.sink.of("r")
+            assert before.text == "before"
+            assert failed.error is not None
+            with pytest.raises(StageFault):
+                await one.client.call("cancelled", ())
+            assert (await one.ask("next", "echo fine"))[-1].text == "fine"
+            await settled(one, opened=2)
+            assert not one.sink.deaths
 
     play(scenario)
 

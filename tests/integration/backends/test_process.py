@@ -24,7 +24,17 @@ from duologue.engine.stages.process import ProcessClient
 from duologue.engine.stages.supervisor import RestartPolicy
 from duologue.errors import ClientFault, StageFault
 from duologue.outputs import StagePrompt
-from tests.integration.backends.replica import PATIENCE_S, REPOSITORY, SPEC, STAGES, Replica, piece, play, replica
+from tests.integration.backends.replica import (
+    PATHS,
+    PATIENCE_S,
+    REPOSITORY,
+    SPEC,
+    STAGES,
+    Replica,
+    piece,
+    play,
+    replica,
+)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -273,7 +283,7 @@ class Outbox:
     ],
 )
 def test_a_pipeline_of_workers_survives_the_end_of_one(how: str, told: str) -> None:
-    environment = {"PYTHONPATH": str(REPOSITORY)}
+    environment = {"PYTHONPATH": PATHS}
     pipeline = PipelineConfig(
         stages=(
             StageConfig(

@@ -39,7 +39,7 @@ def test_one_seed_one_digest_under_any_hash_seed() -> None:
         done = subprocess.run(
             [sys.executable, "-m", "tests.unit.core.storm", "7", "40"],
             cwd=ROOT,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
             capture_output=True,
             text=True,
             check=True,

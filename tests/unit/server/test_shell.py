@@ -7,6 +7,8 @@ import json
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
+import pytest
+
 from duologue.engine.duplex import messages
 from duologue.engine.duplex.events import SessionClosed
 from duologue.errors import DuologueError, ErrorCode, StageFault
@@ -16,7 +18,7 @@ from duologue.server.hello import read_hello
 from duologue.server.registry import SessionHub
 from duologue.server.shell import SocketShell, ask
 from duologue.server.transport import SocketLostError
-from duologue.sim.loop import VirtualRuntime, virtual
+from duologue.sim.loop import VirtualRuntime, run, virtual
 from tests.unit.server.driver import World
 from tests.unit.server.fake_engine import FakeEngine, answer
 
@@ -216,6 +218,25 @@ async def test_a_socket_lost_during_the_opening_leaves_no_session(runtime: Virtu
     engine.hold.set()
     await settle()
     assert (engine.sessions, bench.hub.sessions) == ({}, ())
+
+
+@pytest.mark.parametrize("turns", [0, 1, 5])
+def test_a_pump_that_is_cancelled_drops_its_connection(turns: int) -> None:
+    """Before its first step too: else a client waits, with its slot, for what nobody will send."""
+
+    async def main(runtime: VirtualRuntime) -> None:
+        bench = Bench(runtime)
+        pumps: list[asyncio.Task[Any]] = []
+        runtime.on_spawn.append(lambda task: pumps.append(task) if task.get_name() == "pump" else None)
+        await asyncio.sleep(0)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        pumps[0].cancel()
+        await settle()
+        assert bench.socket.aborted
+        assert (bench.engine.sessions, bench.hub.sessions, len(runtime.tasks)) == ({}, (), 0)
+
+    run(main, limit_s=60)
 
 
 @virtual(limit_s=60)

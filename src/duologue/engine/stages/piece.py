@@ -4,12 +4,14 @@ Rules kept here:
 
 * state is opened by the first piece and closed exactly once: when the request finished, failed or was aborted;
 * whatever stage code raises becomes an error output of that request and nothing else;
+* stage code that waited for something which was cancelled has failed, unless its own request was aborted;
 * a request always ends: when the last piece was processed without a finished output, one is made;
 * after an abort nothing of the request is delivered.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,6 +27,9 @@ logger = init_logger(__name__)
 
 
 SHORTEST_QUEUE_S: Final = 1e-4
+_CUT_SHORT: Final = StageError(
+    ErrorCode.RUNTIME_STREAM_FAILED.value, "The stage waited for something that was cancelled."
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +61,7 @@ def run_piece(stage: Stage[object], work: Work, request: StageRequest) -> Genera
                     break
         finally:
             _close_iterator(outputs)
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
         yield _failed(work, error)
     if not work.ended and ends_request(request):
         yield _finished(work)
@@ -67,7 +72,7 @@ def run_piece(stage: Stage[object], work: Work, request: StageRequest) -> Genera
 async def run_piece_async(
     stage: AsyncStage[object], work: Work, request: StageRequest
 ) -> AsyncGenerator[RequestOutput, None]:
-    """As :func:`run_piece` for asynchronous stage code; cancellation passes through."""
+    """As :func:`run_piece` for asynchronous stage code; cancellation passes through, see :func:`cut_short`."""
     try:
         if not work.opened:
             _open(stage, work, request)
@@ -88,6 +93,11 @@ async def run_piece_async(
         close_work(stage, work)
 
 
+def cut_short(work: Work) -> RequestOutput:
+    """The end of a request whose task was cancelled although nobody aborted the request."""
+    return _failed(work, asyncio.CancelledError())
+
+
 class CallResult(msgspec.Struct, frozen=True):
     """What came of a call: builtin types that msgpack holds, or an error."""
 
@@ -99,16 +109,20 @@ def run_call(stage: Stage[object], method: str, args: tuple[Any, ...]) -> CallRe
     """Call stage code. Never raises."""
     try:
         return _answered(stage.call(method, args))
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
         return CallResult(error=_reason(error))
 
 
 async def run_call_async(stage: AsyncStage[object], method: str, args: tuple[Any, ...]) -> CallResult:
-    """As :func:`run_call`; cancellation passes through."""
+    """As :func:`run_call`; cancellation passes through, see :data:`CALL_CUT_SHORT`."""
     try:
         return _answered(await stage.call(method, args))
     except Exception as error:
         return CallResult(error=_reason(error))
+
+
+CALL_CUT_SHORT: Final = CallResult(error=_CUT_SHORT)
+"""The answer to a call whose task was cancelled."""
 
 
 def value_of(result: CallResult) -> object:
@@ -170,16 +184,18 @@ def _finished(work: Work) -> RequestOutput:
     return RequestOutput(request_id=work.request_id, finished=True, finish_reason="stop")
 
 
-def _failed(work: Work, error: Exception) -> RequestOutput:
+def _failed(work: Work, error: BaseException) -> RequestOutput:
     work.ended = True
     if not isinstance(error, DuologueError):
         logger.error("stage code failed", exc_info=error, extra={"request_id": work.request_id})
     return RequestOutput(request_id=work.request_id, finish_reason="error", error=_reason(error))
 
 
-def _reason(error: Exception) -> StageError:
+def _reason(error: BaseException) -> StageError:
     if isinstance(error, DuologueError):
         return StageError(error.code.value, error.message)
+    if isinstance(error, asyncio.CancelledError):
+        return _CUT_SHORT
     return StageError(ErrorCode.RUNTIME_STREAM_FAILED.value, f"{type(error).__name__}: {error}")
 
 

@@ -23,9 +23,11 @@ from typing import Any, Generic, Protocol, TypeVar
 from duologue.clock import monotonic
 from duologue.engine.stages.contract import AsyncStage, Stage
 from duologue.engine.stages.piece import (
+    CALL_CUT_SHORT,
     CallResult,
     Work,
     close_work,
+    cut_short,
     run_call,
     run_call_async,
     run_piece,
@@ -196,7 +198,7 @@ class TaskWorks(_Jobs[AsyncStage[object]]):
         async def run() -> None:
             done(await run_call_async(self._stage, method, args))
 
-        self._spawn(run())
+        self._spawn(run()).add_done_callback(lambda task: done(CALL_CUT_SHORT) if task.cancelled() else None)
 
     def _add(self, job: _Job, request: StageRequest) -> None:
         job.pieces.append(request)
@@ -212,12 +214,16 @@ class TaskWorks(_Jobs[AsyncStage[object]]):
     def _start(self, job: _Job) -> None:
         job.task = self._spawn(self._run(job))
         # Not a `finally` in the coroutine: a task that is cancelled before its first step never enters it.
-        job.task.add_done_callback(lambda _task: self._ended(job))
+        job.task.add_done_callback(lambda task: self._ended(job, cancelled=task.cancelled()))
 
-    def _ended(self, job: _Job) -> None:
+    def _ended(self, job: _Job, *, cancelled: bool) -> None:
         job.task = None
-        if job.work.ended or job.work.cancelled:
-            close_work(self._stage, job.work)
+        work = job.work
+        if cancelled and not (work.ended or work.cancelled):
+            self._jobs.pop(job.key, None)
+            self._push(job.key, cut_short(work))
+        if work.ended or work.cancelled:
+            close_work(self._stage, work)
         elif job.pieces:
             self._start(job)
 

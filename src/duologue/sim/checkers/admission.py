@@ -22,7 +22,8 @@ def check(evidence: Evidence) -> Iterator[Violation]:
 
 def _slots(site: SiteEvidence) -> Iterator[Violation]:
     for admission in site.seen.admissions:
-        if admission.refused == "resource_exhausted" and admission.held < site.max_sessions:
+        full = admission.held >= site.max_sessions or site.by_groups  # a group may be full or gone before that
+        if admission.refused == "resource_exhausted" and not full:
             text = f"refused at {admission.at:.3f} s with {admission.held} of {site.max_sessions} slots held"
             yield Violation("B5", f"{admission.session_id}: {text}")
 

@@ -32,6 +32,7 @@ class SiteEvidence(NamedTuple):
     plan: Deployment
     seen: Observations
     max_sessions: int
+    by_groups: bool
     idle_ttl_s: float | None
     grace_s: float
     send_ahead_ms: int | None

@@ -18,7 +18,7 @@ from duologue.engine.duplex.commands import (
     CommitAudio,
     DuplexCommand,
 )
-from duologue.engine.duplex.events import ErrorRaised, InputCommitted, OverlapDecided
+from duologue.engine.duplex.events import ErrorRaised, InputCommitted, OverlapDecided, SessionCreated, SessionUpdated
 from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, by_request, planned_for
 from duologue.sim.conversation import Conversation
 from duologue.sim.plan import Order, Person, Say
@@ -40,8 +40,7 @@ def check(evidence: Evidence) -> Iterator[Violation]:
         talk = session.talk
         if talk is None or session.person is None:
             continue
-        choices = talk.choices
-        if choices.input_format != "pcm16" or choices.input_rate_hz != 16_000 or _refused(session):
+        if not _as_sent(session) or _refused(session):
             continue
         commands = session.site.seen.commands.get(session.session_id, ())
         sent = [command.audio for _, command in commands if isinstance(command, AppendAudio)]
@@ -72,6 +71,12 @@ def _passed_on(session: SessionEvidence, talk: Conversation, stream: bytes) -> I
     sure = sum(len(read.audio) for read in talk.read if read.at < session.told[-1].at)
     if not read.startswith(stream) or len(stream) < sure:
         yield Violation("B9", f"{talk.name}: {len(read)} bytes were read, other {len(stream)} were passed on")
+
+
+def _as_sent(session: SessionEvidence) -> bool:
+    """Whether the model is fed the samples as they are sent: the format in force is its own."""
+    configs = [event.config for event in session.events if isinstance(event, SessionCreated | SessionUpdated)]
+    return bool(configs) and (configs[-1].input_format.encoding, configs[-1].input_format.rate_hz) == ("pcm16", 16_000)
 
 
 def _refused(session: SessionEvidence) -> bool:

@@ -1,15 +1,25 @@
-"""Sequence numbers and fences, the silence that clocks a resident model, and how far audio runs ahead (B8, B17, P1)."""
+"""Sequence numbers and fences, the silence that clocks a resident model, how far audio runs
+ahead, and how soon stages stop (B8, B17, P1, S1).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final
 
-from duologue.engine.duplex.events import ResponseAudio, ResponseCreated
-from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, planned_for
+from duologue.engine.duplex.events import ResponseAudio, ResponseCreated, ResponseDone
+from duologue.sim.checkers.evidence import (
+    Evidence,
+    SessionEvidence,
+    Violation,
+    epoch_of,
+    planned_for,
+    session_of,
+)
 from duologue.sim.observation import Planned
 from duologue.sim.plan import Order, Person
 
+STOP_S: Final = 0.05
 _CLOCK_ORDERS: Final = frozenset(
     {"ack", "wrong_ack", "truncate", "again", "output_clear", "output_clear_old", "barge_in", "signal", "delete"}
 )
@@ -23,6 +33,8 @@ def check(evidence: Evidence) -> Iterator[Violation]:
         yield from _silence(session, accepted, leaps=bool(evidence.plan.leaps))
         if not evidence.plan.leaps:
             yield from _ahead(session)
+        if not evidence.plan.disturbed:
+            yield from _stopped(session)
 
 
 def _numbers(session: SessionEvidence, accepted: list[Planned]) -> Iterator[Violation]:
@@ -98,3 +110,21 @@ def _lies(person: Person) -> bool:
     """Whether its commands may move the playback clock."""
     steps = (*person.voice, *person.hands)
     return person.truncates or any(isinstance(step, Order) and step.name in _CLOCK_ORDERS for step in steps)
+
+
+def _stopped(session: SessionEvidence) -> Iterator[Violation]:
+    """A cancel stops the stages, and not only what the client sees of them."""
+    ended = [
+        (told.event.epoch, told.at)
+        for told in session.told
+        if isinstance(told.event, ResponseDone) and told.event.status == "cancelled"
+    ]
+    for made in session.site.seen.output if ended else ():
+        if session_of(made.request_id) != session.session_id:
+            continue
+        epoch = epoch_of(made.request_id)
+        at = min((at for of, at in ended if of >= epoch), default=None)
+        if at is not None and made.at > at + STOP_S:
+            text = f"stage {made.stage} works for epoch {epoch} {made.at - at:.3f} s after its end"
+            yield Violation("S1", f"{session.session_id}: {text}")
+            return

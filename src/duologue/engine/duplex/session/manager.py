@@ -468,6 +468,10 @@ class DuplexSessionManager:
             await self._terminal_sent.wait()
         runners = [record.runner for record in records if record.runner is not None]
         await asyncio.gather(*(runner.shutdown() for runner in runners), return_exceptions=True)
+        for record in self._registry.records():
+            # Its stages are not clean, and nobody tries again: they are closed next, with all that they hold.
+            self._registry.remove(record)
+            self.stage_port.release_session(record.session_id)
 
     # What is here
 
