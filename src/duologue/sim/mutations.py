@@ -394,7 +394,7 @@ _SETTINGS: Final = (
         "silence without end",
         "an answer is given so much silence and no more",
         f"{_CORE}.resident:continuation_due",
-        "if silence.units >= limit:",
+        "if silence.units >= limit and response is not None:",
         "if False:",
     ),
     _one(
