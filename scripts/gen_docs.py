@@ -10,6 +10,10 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import limits as limit_tables
+
 from duologue.config.schema import Group, groups
 from duologue.errors import ERRORS, Fault
 from duologue.wire.decoder import DUPLEX_CLIENT_TYPES, GA_CLIENT_TYPES
@@ -17,6 +21,7 @@ from duologue.wire.server_events import DuplexServerEvent, GaServerEvent
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PROTOCOL = REPOSITORY / "docs" / "protocol.md"
+LIMITS = REPOSITORY / "docs" / "limits.md"
 CONFIGURATION = REPOSITORY / "docs" / "configuration.md"
 STAGES = REPOSITORY / "docs" / "stages.md"
 EXAMPLE = REPOSITORY / "examples" / "two_stage"
@@ -94,9 +99,37 @@ def example(name: str, language: str) -> Callable[[], str]:
     return block
 
 
+def limits(table: tuple[limit_tables.Limit, ...]) -> Callable[[], str]:
+    """A table of limits."""
+
+    def rows() -> str:
+        lines = ["| limit | value | at the limit | shown by |", "|---|---|---|---|"]
+        for limit in table:
+            shown = limit.metric.partition(":")[0] if limit.metric.startswith("none") else f"`{limit.metric}`"
+            lines.append(f"| `{limit.name}` | {_amount(limit)} | {limit.at} | {shown} |")
+        return "\n".join(lines)
+
+    return rows
+
+
+def _amount(limit: limit_tables.Limit) -> str:
+    number = limit.number()
+    if number is None:
+        return "none"
+    if isinstance(number, int) and number >= 65_536 and number % 1024 == 0:
+        size = f"{number // 1024} KiB" if number % 1_048_576 else f"{number // 1_048_576} MiB"
+        return size if limit.unit == "bytes" else f"{number:,} {limit.unit}"
+    return f"{number:,} {limit.unit}" if isinstance(number, int) else f"{number:g} {limit.unit}"
+
+
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     PROTOCOL: {"errors": error_table, "client-events": client_events, "server-events": server_events},
     CONFIGURATION: {"settings": settings},
+    LIMITS: {
+        "session": limits(limit_tables.SESSION),
+        "connection": limits(limit_tables.CONNECTION),
+        "requests": limits(limit_tables.REQUESTS),
+    },
     STAGES: {
         "stages.py": example("stages.py", "python"),
         "config.yaml": example("config.yaml", "yaml"),

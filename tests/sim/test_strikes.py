@@ -48,3 +48,16 @@ def test_a_run_can_be_repeated() -> None:
     first, second = live(plan, strike)[0], live(plan, strike)[0]
     assert first.digest == second.digest and first.counts == second.counts
     assert first.counts["strike.input_cancel"] == 1
+
+
+FOUND = [
+    # A commit without an answer withdrew an append on its way; the next one got its number once more.
+    (125, Strike(at=57, what="commit", pick=8)),
+]
+
+
+@pytest.mark.parametrize(("number", "strike"), FOUND)
+def test_what_was_found_once_is_not_found_again(number: int, strike: Strike) -> None:
+    outcome, watch = live(plan_of(number), strike)
+    assert watch is not None and watch.struck
+    assert not outcome.violations

@@ -198,6 +198,11 @@ class OrchestratorBase:
         return tuple(pool.health() for pool in self.stage_pools)
 
     @property
+    def held_pieces(self) -> int:
+        """Pieces of paused requests, or behind paced edges, that wait for later stages."""
+        return sum(len(state.held) for state in self.request_states.values())
+
+    @property
     def alive(self) -> bool:
         """False once a fault of the engine itself ended it, or is about to."""
         return self._life.fatal is None

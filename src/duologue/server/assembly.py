@@ -181,6 +181,8 @@ def _health(orchestrator: DuplexOrchestrator) -> EngineHealth:
         slots_limit=slots.limit,
         slots_used=slots.limit - slots.free,
         slots_quarantined=slots.quarantined,
+        held={**slots.held, "pieces": orchestrator.held_pieces},
+        acted=slots.acted,
     )
 
 

@@ -10,7 +10,7 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -59,13 +59,18 @@ class PoolHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """How the engine is. Slots in quarantine count as used."""
+    """How the engine is. Slots in quarantine count as used.
+
+    ``held``: how much of what is bounded its sessions and requests hold; ``acted``: how often each limit acted.
+    """
 
     alive: bool
     pools: tuple[PoolHealth, ...] = ()
     slots_limit: int = 0
     slots_used: int = 0
     slots_quarantined: int = 0
+    held: Mapping[str, int] = {}
+    acted: Mapping[str, int] = {}
 
     @property
     def ready(self) -> bool:

@@ -29,7 +29,7 @@ class _Entry(msgspec.Struct, frozen=True):
 class Journal:
     """At most ``max_bytes`` of frames, none older than ``ttl_s``."""
 
-    __slots__ = ("_bytes", "_entries", "_head", "_lost_to_bytes", "_max_bytes", "_tail", "_ttl_s")
+    __slots__ = ("_bytes", "_entries", "_head", "_lost_to_bytes", "_max_bytes", "_tail", "_ttl_s", "dropped")
 
     def __init__(self, *, max_bytes: int, ttl_s: float) -> None:
         self._max_bytes = max_bytes
@@ -38,6 +38,7 @@ class Journal:
         self._bytes = 0
         self._head = 0
         self._tail = 0  # the highest number that is no longer here
+        self.dropped = 0  # frames that the byte bound cost
         self._lost_to_bytes = 0  # the highest number that the byte bound cost
 
     @property
@@ -57,6 +58,7 @@ class Journal:
         self._bytes += len(frame)
         while self._bytes > self._max_bytes:
             self._lost_to_bytes = self._drop()
+            self.dropped += 1
         self._expire(now)
         return self._head
 

@@ -20,6 +20,16 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _STOP_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 2.0)
 
 
+HELD = (
+    *("input_bytes", "turns", "untaken_events", "untaken_bytes", "backlog_ms", "items", "updates"),
+    *("waiting_command_bytes", "pieces"),
+)
+ACTED = (
+    *("input", "input_reclaimed", "turns", "output", "backlog", "items", "history_chars", "turn_length", "starvation"),
+    *("updates", "transcript_wait", "silence_units", "marks"),
+)
+
+
 class ServerMetrics:
     """Counters and histograms of one server; also the observer of its sessions."""
 
@@ -42,6 +52,15 @@ class ServerMetrics:
         )
         self._backlog = Gauge("duologue_output_backlog", "Events that wait for sockets.", registry=self._registry)
         self._journal = Gauge("duologue_journal_bytes", "Bytes held for resume.", registry=self._registry)
+        self._dropped = Gauge(
+            "duologue_journal_dropped_frames", "Frames that journals dropped for want of room.", registry=self._registry
+        )
+        self._held = Gauge(
+            "duologue_held", "What is bounded, and held by all sessions together.", ["what"], registry=self._registry
+        )
+        self._acted = Gauge(
+            "duologue_limit_acted", "How often a limit acted since the start.", ["limit"], registry=self._registry
+        )
         self._slots = Gauge("duologue_slots", "Session slots.", ["state"], registry=self._registry)
         self._replicas = Gauge("duologue_replicas", "Stage replicas.", ["stage", "state"], registry=self._registry)
         self.turns = TurnMetrics(self._registry)
@@ -91,6 +110,11 @@ class ServerMetrics:
             self._sessions.labels(dialect).set(dialects[dialect])
         self._backlog.set(sum(attachment.backlog for attachment in hub.sessions))
         self._journal.set(sum(a.journal.held_bytes for a in hub.sessions if a.journal is not None))
+        self._dropped.set(sum(a.journal.dropped for a in hub.sessions if a.journal is not None))
+        for what in HELD:
+            self._held.labels(what).set(health.held.get(what, 0))
+        for limit in ACTED:
+            self._acted.labels(limit).set(health.acted.get(limit, 0))
         self._slots.labels("limit").set(health.slots_limit)
         self._slots.labels("used").set(health.slots_used)
         self._slots.labels("quarantined").set(health.slots_quarantined)

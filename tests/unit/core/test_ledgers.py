@@ -6,15 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duologue.engine.duplex.commands import CommitAudio
 from duologue.engine.duplex.contracts import DuplexFence
 from duologue.engine.duplex.core.audio import AudioLedger
+from duologue.engine.duplex.core.effects import Detect, SubmitAppend
 from duologue.engine.duplex.core.fences import Fences
 from duologue.engine.duplex.core.invariants import InvariantViolation
 from duologue.engine.duplex.core.lease import Lease
 from duologue.engine.duplex.core.session import DuplexFenceMismatchError
 from duologue.engine.duplex.core.tables import TABLES, advance
 from duologue.engine.duplex.core.tail import AppendTail, PendingAppend
-from tests.unit.core.harness import MANUAL, NATIVE, World, audio
+from tests.unit.core.harness import MANUAL, NATIVE, VAD, World, audio
 
 # -- fences (invariant 8) ------------------------------------------------------------------------------------------------
 
@@ -115,7 +117,8 @@ def test_every_append_ends_once_and_in_order(steps: list[str]) -> None:
 def settle(tail: AppendTail, step: str) -> None:
     if step == "orphan":
         for number in list(tail.orphans):
-            assert tail.orphan(number, accepted=bool(number % 2)) in ("a", "b")
+            orphan = tail.orphan(number, accepted=bool(number % 2))
+            assert orphan is not None and orphan.request_id in ("a", "b")
         assert tail.orphan(10_000, accepted=True) is None
         return
     if tail.in_flight is not None:
@@ -145,7 +148,7 @@ def test_nothing_is_submitted_while_the_fate_of_a_voided_one_is_unknown() -> Non
     tail.enqueue(piece("b"))
     assert tail.next() is None and tail.blocked and not tail.idle
     assert tail.settle(first.number, accepted=True) is None
-    assert tail.orphan(first.number, accepted=True) == "a" and first.state == "void" and not first.audio
+    assert tail.orphan(first.number, accepted=True) is first and first.state == "void" and not first.audio
     assert tail.next() is not None
 
 
@@ -297,3 +300,19 @@ def test_every_state_but_the_first_can_be_reached_and_ends_are_ends(name: str) -
             break
         reached = following
     assert reached == {state for state, _ in table} | set(table.values())
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_within_an_epoch_no_number_is_given_twice(taken: bool) -> None:
+    """A submission that was withdrawn on its way counts if the stage took it all the same (invariant 8)."""
+    world = World(VAD, auto=False)
+    world.say("S" * 30)
+    world.answer_all(Detect)
+    first = world.take(SubmitAppend)
+    assert isinstance(first, SubmitAppend) and first.seq == 1
+    world.send(CommitAudio(create_response=False))
+    assert first.request_id in world.aborted and world.core.epoch == 0
+    world.answer(first, ok=taken)
+    second = world.take(SubmitAppend)
+    assert isinstance(second, SubmitAppend) and second.request_id != first.request_id
+    assert second.seq == (2 if taken else 1)

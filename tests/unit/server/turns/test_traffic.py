@@ -77,6 +77,23 @@ async def test_a_body_beyond_the_limit_is_refused(runtime: Runtime) -> None:
             assert (answer.status, answer.error["code"]) == (413, "event_too_large")
 
 
+@virtual(limit_s=120)
+@pytest.mark.parametrize("extra", [-1, 0, 1])
+async def test_a_body_is_taken_up_to_the_limit(runtime: Runtime, extra: int) -> None:
+    text = body(text="x" * 500)
+    limits = TurnLimits(max_body_bytes=len(text) - extra, max_held_bytes=2_000)
+    async with world(runtime, limits=limits) as place:
+        assert (await place.call(CHAT, text).task).status == (413 if extra > 0 else 200)
+
+
+@virtual(limit_s=120)
+@pytest.mark.parametrize("extra", [-1, 0, 1])
+async def test_a_text_to_be_read_aloud_has_a_limit(runtime: Runtime, extra: int) -> None:
+    async with world(runtime, limits=TurnLimits(max_speech_chars=20)) as place:
+        answer = await place.call(SPEECH, json.dumps({"input": "x" * (20 + extra)}).encode()).task
+        assert answer.status == (400 if extra > 0 else 200)
+
+
 @virtual(limit_s=300)
 async def test_a_body_that_does_not_arrive_is_not_waited_for(runtime: Runtime) -> None:
     async with world(runtime, limits=TurnLimits(body_timeout_s=3.0)) as place:

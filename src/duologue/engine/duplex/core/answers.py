@@ -52,9 +52,12 @@ def waiting(s: SessionState) -> int:
 
 
 def full(s: SessionState) -> bool:
-    """Whether one more answer may not be asked for."""
+    """Whether one more answer may not be asked for; to be asked when one is."""
     must_wait = s.response is not None or bool(s.wanted)
-    return must_wait and waiting(s) >= s.runtime.max_pending_turns_per_session
+    if not must_wait or waiting(s) < s.runtime.max_pending_turns_per_session:
+        return False
+    s.acted["turns"] += 1
+    return True
 
 
 def want(s: SessionState, item_id: str | None, options: ResponseOptions) -> None:
@@ -299,7 +302,8 @@ def _speech(s: SessionState, record: StageRequestRecord, result: Speech) -> None
             )
         return
     marks = tuple((mark.chars, mark.end_ms) for mark in result.marks)
-    response.spoken.extend(result.text, samples, rate_hz, marks)
+    if response.spoken.extend(result.text, samples, rate_hz, marks):
+        s.acted["marks"] += 1
     s.spoke = True
     s.outbox.push(AudioEntry(response.response_id, result.audio, rate_hz, result.text))
     pacing.release(s)

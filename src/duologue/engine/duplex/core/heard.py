@@ -41,8 +41,11 @@ class SpokenText:
         """Duration of all audio so far."""
         return self.audio_samples * 1000 // self.rate_hz if self.rate_hz else 0
 
-    def extend(self, text: str, samples: int, rate_hz: int, marks: tuple[tuple[int, int], ...]) -> None:
-        """Append a piece; ``marks`` are (chars, end_ms) relative to it. A piece without marks is spread evenly."""
+    def extend(self, text: str, samples: int, rate_hz: int, marks: tuple[tuple[int, int], ...]) -> bool:
+        """Append a piece; ``marks`` are (chars, end_ms) relative to it. A piece without marks is spread evenly.
+
+        True if there were too many marks.
+        """
         base_chars, base_ms = self.length, self.audio_ms
         if text:
             self.parts.append(text)
@@ -55,6 +58,10 @@ class SpokenText:
             self._mark(min(base_chars + max(0, chars), self.length), min(base_ms + max(0, mark_ms), end_ms))
         if samples:
             self._mark(self.length, end_ms)
+        thinned = len(self.chars) > MAX_MARKS
+        while len(self.chars) > MAX_MARKS:
+            del self.chars[-2::-2], self.times_ms[-2::-2]
+        return thinned
 
     def _mark(self, chars: int, time_ms: int) -> None:
         # Made monotone on entry: a mark that runs backwards counts as the one before it.
@@ -70,8 +77,6 @@ class SpokenText:
                 times_ms.pop()
         all_chars.append(chars)
         times_ms.append(time_ms)
-        if len(all_chars) > MAX_MARKS:
-            del all_chars[-2::-2], times_ms[-2::-2]
 
     def heard_chars(self, played_ms: int) -> int:
         """Characters heard once ``played_ms`` of the audio were played."""

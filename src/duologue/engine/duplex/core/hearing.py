@@ -148,6 +148,7 @@ def reclaim(s: SessionState, audio_bytes: int) -> None:
             continue
         audio_bytes -= len(committed.audio)
         del s.committed[item_id]
+        s.acted["input_reclaimed"] += 1
         item = s.history.get(item_id)
         if item is not None:
             item.answered = True

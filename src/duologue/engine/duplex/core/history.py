@@ -129,6 +129,7 @@ class History:
     items: list[Item] = field(default_factory=list)
     by_id: dict[str, Item] = field(default_factory=dict)
     evicted: int = 0
+    left_out: int = 0  # how often a prompt could not hold all of it
 
     def __len__(self) -> int:
         return len(self.items)
@@ -200,6 +201,7 @@ class History:
             said = _entries(item, outputs)
             chars += sum(len(entry.text) + sum(len(call.arguments) for call in entry.calls) for entry in said)
             if chars > self.max_chars:
+                self.left_out += 1
                 break
             entries.extend(reversed(said))
         entries.reverse()

@@ -66,6 +66,7 @@ def _refuse(s: SessionState, item: AudioAppended, held: int, limit: int) -> None
     if s.input_refused and item.event_id is None:
         return
     s.input_refused = True
+    s.acted["input"] += 1
     wanted = len(item.pcm) + item.following_bytes
     s.error(
         ErrorCode.INPUT_BACKPRESSURE,

@@ -75,6 +75,7 @@ def update_requested(s: SessionState, command: UpdateSession) -> None:
     elif len(s.updates) < MAX_WAITING_UPDATES:
         s.updates.append(command)
     else:
+        s.acted["updates"] += 1
         s.error(
             ErrorCode.INPUT_BACKPRESSURE,
             f"{MAX_WAITING_UPDATES} updates wait to be judged; wait for session.updated before the next one.",

@@ -83,6 +83,7 @@ def mind_backlog(s: SessionState) -> None:
         backlog_ms = s.outbox.backlog_ms if record.request_id == speaking else record.held_ms
         if not record.paused and backlog_ms >= high:
             record.paused = True
+            s.acted["backlog"] += 1
             s.do(SetPaused(request_id=record.request_id, paused=True))
         elif record.paused and backlog_ms < high / 2:
             record.paused = False

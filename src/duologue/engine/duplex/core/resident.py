@@ -188,6 +188,7 @@ def continuation_due(s: SessionState) -> None:
         silence.stop()
         return
     if silence.units >= limit and response is not None:
+        s.acted["silence_units"] += 1
         s.emit(ResponseListen(reason="continuation_limit", response_id=response.response_id))
         answers.generated(s, response)
         s.fences.complete_turn(s.fences.turn_id)

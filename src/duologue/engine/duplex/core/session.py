@@ -138,6 +138,7 @@ class DuplexEngineSession:
             s.now = now
         self._dispatch(s, item)
         if s.overflowed and s.phase == "open":
+            s.acted["output"] += 1
             lifecycle.fault(
                 s,
                 ErrorCode.OUTPUT_BACKPRESSURE,
@@ -321,6 +322,24 @@ class DuplexEngineSession:
             "response": int(s.response is not None),
             "turn": int(s.turn is not None),
         }
+
+    def held(self) -> Mapping[str, int]:
+        """How much of what is bounded it holds now."""
+        s = self._state
+        return {
+            "input_bytes": s.held_input_bytes,
+            "turns": len(s.wanted),
+            "untaken_events": len(s.outbox.released),
+            "untaken_bytes": s.outbox.released_bytes,
+            "backlog_ms": round(s.outbox.backlog_ms),
+            "items": len(s.history),
+            "updates": len(s.updates),
+        }
+
+    def acted(self) -> Mapping[str, int]:
+        """How often each limit has acted since the session began."""
+        s = self._state
+        return {**s.acted, "items": s.history.evicted, "history_chars": s.history.left_out}
 
     @property
     def session_id(self) -> str:

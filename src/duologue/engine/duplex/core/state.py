@@ -6,7 +6,7 @@ in which the shell must carry them out.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -251,6 +251,7 @@ class SessionState:
     terminal_sent: bool = False
     cleanup_released: bool | None = None
     effects: list[Effect] = field(default_factory=list)
+    acted: Counter[str] = field(default_factory=Counter)  # how often each limit acted
 
     # -- small views ------------------------------------------------------------------------------------------------
 

@@ -57,6 +57,7 @@ def _must_wait(s: SessionState, head: PendingAppend) -> bool:
     if s.transcript_wait is None:
         s.transcript_wait = s.now + TRANSCRIPT_WAIT_S
     if s.now >= s.transcript_wait:
+        s.acted["transcript_wait"] += 1
         s.transcript_wait = None
         return False
     return True
@@ -112,10 +113,14 @@ def accepted(s: SessionState, item: AppendAccepted) -> None:
 
 
 def _undo_orphan(s: SessionState, number: int, *, accepted: bool) -> None:
-    request_id = s.tail.orphan(number, accepted=accepted)
-    if request_id is not None and request_id not in s.requests.records:
+    append = s.tail.orphan(number, accepted=accepted)
+    if append is not None and accepted:
+        s.fences.commit(
+            append.fence
+        )  # the stage and the plugin have counted it: within the epoch no number comes twice
+    if append is not None and append.request_id not in s.requests.records:
         # The abort may have overtaken the submission: say it again now that the stage certainly knows the request.
-        s.do(AbortRequests(request_ids=(request_id,)))
+        s.do(AbortRequests(request_ids=(append.request_id,)))
     pump(s)
 
 

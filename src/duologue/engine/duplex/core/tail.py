@@ -88,13 +88,12 @@ class AppendTail:
             self.failed += 1
         return append
 
-    def orphan(self, number: int, *, accepted: bool) -> str | None:
-        """The answer to an orphan's submission; returns its request id, which must be aborted (again)."""
+    def orphan(self, number: int, *, accepted: bool) -> PendingAppend | None:
+        """The answer to an orphan's submission; returns the orphan, whose request must be aborted (again)."""
         append = self.orphans.pop(number, None)
-        if append is None:
-            return None
-        append.state = advance(APPEND, append.state, "accepted" if accepted else "rejected")
-        return append.request_id
+        if append is not None:
+            append.state = advance(APPEND, append.state, "accepted" if accepted else "rejected")
+        return append
 
     def void(self, request_id: str | None = None) -> int:
         """Drop what is queued (of one request, or all); returns the audio bytes dropped."""

@@ -264,6 +264,7 @@ def after_frames(s: SessionState) -> None:
     if turn is not None and endpointer is not None:
         position = s.frame_position(endpointer.position)
         if position - turn.start >= s.audio.samples(s.runtime.max_turn_ms):
+            s.acted["turn_length"] += 1
             turn.end = position if turn.end is None else turn.end
             endpointer.reset_speech()
             s.detection.classify = None
@@ -284,6 +285,7 @@ def starve(s: SessionState) -> None:
     turn = s.turn
     if turn is None:
         return
+    s.acted["starvation"] += 1
     intake.void(s)
     if s.commit_wait is not None:
         resolve_commit_wait(s)

@@ -290,6 +290,11 @@ class SessionControl:
         self._decoder = DualDecoder(self._format, self._model_rate_hz)
 
     @property
+    def waiting_bytes(self) -> int:
+        """What the commands that wait to be decoded count as."""
+        return self._waiting_bytes
+
+    @property
     def input_format(self) -> AudioFormat:
         """The format in which appends are read."""
         return self._format

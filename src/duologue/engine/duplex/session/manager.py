@@ -492,6 +492,8 @@ class DuplexSessionManager:
             quarantined=phases.count("quarantined"),
             requests=self._registry.tables()["session_requests"],
             unclean_requests=sum(len(record.runner.model.unclean) for record in records if record.runner is not None),
+            held=self._registry.held(),
+            acted=self._registry.acted(),
         )
 
     def tables(self) -> Mapping[str, int]:

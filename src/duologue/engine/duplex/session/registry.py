@@ -6,7 +6,8 @@ session; both look-ups are one dictionary access.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -52,7 +53,10 @@ class SessionRecord:
 
 
 class SessionHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """Slots by what holds them, and what stages may still hold for sessions that let go of it."""
+    """Slots by what holds them, and what stages may still hold for sessions that let go of it.
+
+    ``held``: how much of what is bounded all sessions hold together, by name; ``acted``: how often each limit acted.
+    """
 
     limit: int
     admitting: int
@@ -61,6 +65,8 @@ class SessionHealth(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: int
     requests: int
     unclean_requests: int
+    held: Mapping[str, int] = {}
+    acted: Mapping[str, int] = {}
 
     @property
     def free(self) -> int:
@@ -71,11 +77,12 @@ class SessionHealth(msgspec.Struct, frozen=True, kw_only=True):
 class SessionRegistry:
     """The two tables (see module docstring)."""
 
-    __slots__ = ("_requests", "_sessions")
+    __slots__ = ("_acted", "_requests", "_sessions")
 
     def __init__(self) -> None:
         self._sessions: dict[str, SessionRecord] = {}
         self._requests: dict[str, SessionRecord] = {}
+        self._acted: Counter[str] = Counter()  # in sessions that are gone
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -97,6 +104,8 @@ class SessionRegistry:
         record.request_ids.clear()
         if self._sessions.get(record.session_id) is record:
             del self._sessions[record.session_id]
+            if record.runner is not None:
+                self._acted.update(record.runner.session.acted())
 
     def owner(self, request_id: str) -> SessionRecord | None:
         """The session that a stage request belongs to."""
@@ -114,6 +123,23 @@ class SessionRegistry:
         record = self._requests.pop(request_id, None)
         if record is not None:
             record.request_ids.pop(request_id, None)
+
+    def held(self) -> dict[str, int]:
+        """How much of what is bounded all sessions hold together."""
+        total: Counter[str] = Counter()
+        for record in self._sessions.values():
+            if record.runner is not None:
+                total.update(record.runner.session.held())
+                total["waiting_command_bytes"] += record.runner.control.waiting_bytes
+        return dict(total)
+
+    def acted(self) -> dict[str, int]:
+        """How often each limit has acted, in all sessions there ever were."""
+        total = Counter(self._acted)
+        for record in self._sessions.values():
+            if record.runner is not None:
+                total.update(record.runner.session.acted())
+        return dict(total)
 
     def tables(self) -> dict[str, int]:
         """Sizes of both tables."""

@@ -1,0 +1,108 @@
+"""The table of limits is whole: each value, metric and test exists, and no limit is missing."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from duologue.config.service import ServerLimits
+from duologue.config.session import SessionConfig
+from duologue.config.stage_config import DuplexSessionRuntimeConfig
+from duologue.config.turns import TurnLimits
+from duologue.engine.duplex.session.registry import SessionHealth
+from duologue.server.engine import EngineFront, EngineHealth
+from duologue.server.metrics import ACTED, HELD, ServerMetrics
+from duologue.server.models import ModelCard, ModelNames
+from duologue.server.registry import ConnectionLimits, SessionHub
+from duologue.sim.loop import VirtualRuntime, virtual
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def load() -> ModuleType:
+    path = REPOSITORY / "scripts" / "limits.py"
+    spec = importlib.util.spec_from_file_location("limits", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["limits"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+TABLES = load()
+LIMITS = [*TABLES.SESSION, *TABLES.CONNECTION, *TABLES.REQUESTS]
+
+
+@virtual
+async def _metrics(runtime: VirtualRuntime) -> None:
+    front = EngineFront(runtime=runtime, models=[ModelCard(id="m")], health=lambda: EngineHealth(alive=True))
+    hub = SessionHub(
+        defaults=SessionConfig(),
+        names=ModelNames(front.models()),
+        entropy=runtime.entropy,
+        subscribe=front.subscribe,
+        unsubscribe=front.unsubscribe,
+    )
+    SHOWN.append(ServerMetrics().render(hub, EngineHealth(alive=True)).decode())
+
+
+SHOWN: list[str] = []
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.name)
+def test_each_limit_has_a_value_a_metric_and_a_test(limit: object) -> None:
+    if not SHOWN:
+        _metrics()
+    number = limit.number()  # type: ignore[attr-defined]
+    assert number is None or (isinstance(number, int | float) and number > 0)
+    assert limit.at and limit.unit  # type: ignore[attr-defined]
+    metric: str = limit.metric  # type: ignore[attr-defined]
+    assert metric.startswith("none: ") or all(
+        name.partition("{")[0].removesuffix("_total") in SHOWN[0] for name in metric.split(", ")
+    ), metric
+    for name in metric.split(", "):
+        what = name.partition('="')[2].rstrip('"}')
+        known = {"duologue_held": HELD, "duologue_limit_acted": ACTED}.get(name.partition("{")[0])
+        assert known is None or what in known, name
+    file, _, name = limit.test.partition("::")  # type: ignore[attr-defined]
+    assert name in _tests_in(REPOSITORY / "tests" / file), limit.test  # type: ignore[attr-defined]
+
+
+def _tests_in(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def test_no_number_of_the_configuration_is_missing() -> None:
+    told = {limit.name for limit in LIMITS} | TABLES.EXEMPT.keys()
+    missing = []
+    for struct in (DuplexSessionRuntimeConfig, ServerLimits, ConnectionLimits, TurnLimits):
+        for name in struct.__struct_fields__:
+            value = getattr(struct(), name)
+            if (value is None or isinstance(value, int | float)) and name not in told:
+                missing.append(f"{struct.__name__}.{name}")
+    assert [name for name in missing if not name.endswith(("replica_groups", "replica_policy"))] == []
+
+
+def test_no_limit_of_engine_and_wire_is_missing() -> None:
+    told = {limit.value.partition(":")[2] for limit in LIMITS}
+    found = set()
+    for folder in ("engine/duplex", "wire", "engine"):
+        for path in (REPOSITORY / "src/duologue" / folder).glob("**/*.py" if folder == "engine/duplex" else "*.py"):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                targets = node.targets if isinstance(node, ast.Assign) else []
+                targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+                found |= {t.id for t in targets if isinstance(t, ast.Name) and t.id.startswith(("MAX_", "MIN_"))}
+    assert found - told - {"MAX_EVENT_BYTES", "MAX_REPLICAS"} == set()
+
+
+def test_everything_that_is_shown_is_in_the_table() -> None:
+    text = " ".join(f"{limit.metric} {limit.at}" for limit in LIMITS)
+    assert [name for name in HELD if f'what="{name}"' not in text] == []
+    assert [name for name in ACTED if f'limit="{name}"' not in text and f"`{name}`" not in text] == []
+    assert {"held", "acted"} <= set(SessionHealth.__struct_fields__)

@@ -1,0 +1,196 @@
+"""Every limit of a session's core one below, at, and one above; and that it is counted when it acts."""
+
+from __future__ import annotations
+
+import pytest
+
+from duologue.config.session import ServerVad, SessionConfig, SessionPatch
+from duologue.config.stage_config import DuplexSessionRuntimeConfig
+from duologue.engine.duplex.commands import CommitAudio, CreateItem, CreateResponse, InputItem, UpdateSession
+from duologue.engine.duplex.core.effects import JudgeConfig
+from duologue.engine.duplex.core.items import OutputTaken
+from duologue.engine.duplex.core.lifecycle import MAX_WAITING_UPDATES
+from duologue.engine.duplex.core.submission import TRANSCRIPT_WAIT_S
+from duologue.engine.duplex.events import (
+    ErrorRaised,
+    InputCommitted,
+    ItemAdded,
+    ResponseCreated,
+    ResponseDone,
+    ResponseListen,
+    SpeechStopped,
+)
+from duologue.engine.duplex.results import Speech
+from duologue.errors import ErrorCode
+from tests.unit.core.harness import CASCADE, MANUAL, NATIVE, PLAIN, VAD, World, audio, speech
+
+AROUND = pytest.mark.parametrize("extra", [-1, 0, 1])
+
+
+def limited(config: SessionConfig = MANUAL, *, capabilities: object = CASCADE, **limits: object) -> World:
+    runtime = DuplexSessionRuntimeConfig(**limits)  # type: ignore[arg-type]
+    return World(config, capabilities=capabilities, runtime=runtime)  # type: ignore[arg-type]
+
+
+def refusals(world: World) -> list[ErrorCode]:
+    return [event.code for event in world.of(ErrorRaised)]
+
+
+@AROUND
+def test_input_bytes(extra: int) -> None:
+    world = limited(max_pending_input_bytes_per_session=20_000)
+    world.append(bytes(15_000))
+    world.append(bytes(5_000 + 2 * extra))
+    assert refusals(world) == [ErrorCode.INPUT_BACKPRESSURE] * (extra > 0)
+    assert world.core.held()["input_bytes"] == (20_000 + 2 * extra if extra <= 0 else 15_000)
+    assert world.core.acted().get("input", 0) == (extra > 0)
+
+
+@AROUND
+def test_input_reclaimed(extra: int) -> None:
+    """The audio of turns that nobody asked an answer for makes room, oldest first."""
+    world = limited(capabilities=PLAIN, max_pending_input_bytes_per_session=20_000)
+    for _ in range(2):
+        world.append(bytes(6_000))
+        world.send(CommitAudio(create_response=False))
+    world.append(bytes(8_000 + 2 * extra))
+    assert refusals(world) == []
+    assert len(world.state.committed) == (1 if extra > 0 else 2)
+    assert world.core.acted().get("input_reclaimed", 0) == (extra > 0)
+
+
+@AROUND
+def test_turns(extra: int) -> None:
+    world = limited(max_pending_turns_per_session=3)
+    world.append(audio("S" * 20))
+    world.send(CommitAudio(create_response=True))
+    for number in range(3 + extra):
+        world.append(audio("S" * 20))
+        world.send(CommitAudio(create_response=True, event_id=f"e{number}"))
+    assert [(e.code, e.event_id) for e in world.of(ErrorRaised)] == [
+        (ErrorCode.INPUT_BACKPRESSURE, f"e{number}") for number in range(3, 3 + extra)
+    ]
+    assert len(world.of(InputCommitted)) == 1 + min(3, 3 + extra) and world.core.held()["turns"] == min(3, 3 + extra)
+    assert world.core.acted().get("turns", 0) == (extra > 0)
+
+
+@AROUND
+def test_output_bytes(extra: int) -> None:
+    """Counted are the text of an event and 400 bytes for its frame."""
+    runtime = DuplexSessionRuntimeConfig(max_pending_output_bytes_per_session=10_000)
+    world = World(MANUAL, runtime=runtime, takes=False)
+    world.apply(OutputTaken(number=10_000))
+    for size in (4_600, 4_600 + extra):
+        world.send(CreateItem(item=InputItem(role="user", texts=("x" * size,))))
+    assert (world.core.phase == "open") == (extra <= 0)
+    if extra <= 0:
+        assert world.core.held()["untaken_bytes"] == 10_000 + extra and world.core.held()["untaken_events"] == 2
+    assert world.core.acted().get("output", 0) == (extra > 0)
+
+
+@AROUND
+def test_backlog(extra: int) -> None:
+    world = limited(max_backlog_ms=2_000)
+    world.append(audio("S" * 20))
+    world.send(CommitAudio(create_response=True))
+    world.speak(speech("Words.", 2_400 + extra))
+    assert world.core.held()["backlog_ms"] == 2_000 + extra
+    assert world.core.acted().get("backlog", 0) == (extra >= 0)
+
+
+@AROUND
+def test_items(extra: int) -> None:
+    world = limited(max_items_per_session=5)
+    for number in range(5 + extra):
+        world.send(CreateItem(item=InputItem(role="user", item_id=f"i{number}", texts=("hello",))))
+    assert len(world.of(ItemAdded)) == 5 + extra
+    assert [item.item_id for item in world.state.history.items] == [f"i{n}" for n in range(5 + extra)][-5:]
+    assert world.core.acted()["items"] == max(0, extra) and world.core.held()["items"] == min(5, 5 + extra)
+
+
+@AROUND
+def test_history_chars(extra: int) -> None:
+    world = limited(max_history_chars=1_000)
+    for size in (400, 600 + extra):
+        world.send(CreateItem(item=InputItem(role="user", texts=("x" * size,))))
+    world.send(CreateResponse())
+    assert [len(entry.text) for entry in world.submits[-1].history] == [400, 600 + extra][extra > 0 :]
+    assert world.core.acted()["history_chars"] == (extra > 0)
+
+
+@AROUND
+def test_item_chars(extra: int) -> None:
+    world = limited(max_history_chars=1_000)
+    world.send(CreateItem(item=InputItem(role="user", texts=("x" * 600, "y" * (400 + extra)))))
+    assert refusals(world) == [ErrorCode.INVALID_ITEM] * (extra > 0)
+
+
+@AROUND
+def test_turn_length(extra: int) -> None:
+    """In frames of 32 ms, from the turn's first sample, its prefix included."""
+    detection = ServerVad(prefix_padding_ms=0)
+    world = limited(SessionConfig(turn_detection=detection), max_turn_ms=1_600)
+    world.say("S" * (50 + extra))
+    assert len(world.of(SpeechStopped)) == len(world.of(InputCommitted)) == (extra >= 0)
+    assert world.core.acted().get("turn_length", 0) == (extra >= 0)
+
+
+@AROUND
+def test_starvation(extra: int) -> None:
+    world = limited(VAD, starvation_ms=1_500)
+    world.say("S" * 20)
+    world.advance(1.5 + extra / 1_000)
+    assert len(world.of(SpeechStopped)) == (extra >= 0)
+    assert world.core.acted().get("starvation", 0) == (extra >= 0)
+
+
+@AROUND
+def test_updates(extra: int) -> None:
+    """One is being judged, the others wait."""
+    world = World(MANUAL, auto=False)
+    for number in range(1 + MAX_WAITING_UPDATES + extra):
+        world.send(UpdateSession(patch=SessionPatch(instructions=f"Number {number}.")))
+    assert refusals(world) == [ErrorCode.INPUT_BACKPRESSURE] * (extra > 0)
+    assert world.core.held()["updates"] == min(MAX_WAITING_UPDATES, MAX_WAITING_UPDATES + extra)
+    assert world.core.acted().get("updates", 0) == (extra > 0)
+    world.answer_all(JudgeConfig)
+    assert world.core.config.instructions == f"Number {MAX_WAITING_UPDATES + min(extra, 0)}."
+
+
+@AROUND
+def test_transcript_wait(extra: int) -> None:
+    world = World(MANUAL)
+    for respond in (False, True):
+        world.append(audio("S" * 20))
+        world.send(CommitAudio(create_response=respond))
+    assert world.of(ResponseCreated) and len(world.submits) == 1
+    world.advance(TRANSCRIPT_WAIT_S + extra / 1_000)
+    assert len(world.submits) == 1 + (extra >= 0)
+    assert world.core.acted().get("transcript_wait", 0) == (extra >= 0)
+
+
+@AROUND
+def test_silence_units(extra: int) -> None:
+    """The last unit asks the model to listen; with none left, the answer ends."""
+    world = World(MANUAL, capabilities=NATIVE)
+    world.append(audio("S" * 5))
+    request_id = next(iter(world.core.live_request_ids()))
+    for _ in range(NATIVE.max_silence_units + extra):
+        world.speak(Speech(text="word ", audio=b"\1\0" * 1_920, rate_hz=24_000), request_id=request_id)
+        world.advance(0.08)
+    silent = [submit for submit in world.submits if submit.silence]
+    assert len(silent) == NATIVE.max_silence_units + min(extra, 0)
+    assert [submit.force_listen for submit in silent] == [False] * (NATIVE.max_silence_units - 1) + [True] * (
+        extra >= 0
+    )
+    ended = [event for event in world.of(ResponseListen) if event.reason == "continuation_limit"]
+    assert bool(ended) == bool(world.of(ResponseDone)) == (world.core.acted().get("silence_units", 0) == 1)
+    assert bool(ended) == (extra > 0)
+
+
+@AROUND
+def test_commit_length(extra: int) -> None:
+    world = World(MANUAL)
+    world.append(bytes(2 * (1_600 + 16 * extra)))  # by the millisecond
+    world.send(CommitAudio())
+    assert refusals(world) == [ErrorCode.INPUT_AUDIO_BUFFER_EMPTY] * (extra < 0)

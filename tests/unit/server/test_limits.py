@@ -1,0 +1,160 @@
+"""Every limit of connections and their sessions one below, at, and one above; and the metrics that tell of limits."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from duologue.errors import ErrorCode
+from duologue.server.engine import EngineHealth
+from duologue.server.journal import Gap, Journal
+from duologue.server.metrics import ACTED, HELD, ServerMetrics
+from duologue.server.registry import ConnectionLimits
+from duologue.server.settings import MAX_EXTRA_BYTES, MAX_INSTRUCTIONS_CHARS, MAX_TOOLS_CHARS
+from duologue.wire import WireFault, decode_client_event
+from duologue.wire.decoder import MAX_COMMAND_BYTES
+from duologue.wire.objects import LONGEST_NAME
+from tests.unit.server.driver import World
+
+AROUND = pytest.mark.parametrize("extra", [-1, 0, 1])
+
+
+def codes(frames: list[dict[str, object]]) -> list[object]:
+    return [frame["error"]["code"] for frame in frames if frame["type"] == "error"]  # type: ignore[index]
+
+
+@AROUND
+def test_journal_bytes(extra: int) -> None:
+    journal = Journal(max_bytes=1_000, ttl_s=10.0)
+    for size in (400, 600 + extra):
+        journal.record(b"x" * size, 0.0)
+    assert journal.held_bytes == (600 + extra if extra > 0 else 1_000 + extra)
+    assert journal.after(0, 0.0) == (Gap("journal_overflow") if extra > 0 else [b"x" * 400, b"x" * (600 + extra)])
+    assert journal.dropped == (extra > 0)
+
+
+@AROUND
+def test_journal_age(extra: int) -> None:
+    journal = Journal(max_bytes=1_000, ttl_s=10.0)
+    journal.record(b"x", 0.0)
+    now = 10.0 + extra / 1_000
+    assert journal.after(0, now) == (Gap("journal_gap") if extra > 0 else [b"x"])
+    assert journal.dropped == 0
+
+
+@AROUND
+def test_early_events(extra: int) -> None:
+    world = World(limits=ConnectionLimits(max_early_events=8))
+    world.answers = False
+    client = world.connect("/v1/realtime")
+    for _ in range(8 + extra):  # a shell stops reading before the last of them
+        client.send("input_audio_buffer.clear")
+    assert client.connection.reads == (extra < 0)
+    world.answer()
+    assert client.connection.reads and client.closed is None
+
+
+@AROUND
+def test_early_bytes(extra: int) -> None:
+    world = World(limits=ConnectionLimits(max_early_bytes=1_000))
+    world.answers = False
+    client = world.connect("/v1/realtime")
+    head, tail = '{"type":"input_audio_buffer.clear","pad":"', '"}'
+    client.raw(head + "x" * (1_000 + extra - len(head) - len(tail)) + tail)
+    assert client.connection.reads == (extra < 0)
+    world.answer()
+    assert client.connection.reads and client.closed is None
+
+
+@AROUND
+def test_local_frames(extra: int) -> None:
+    client = World(limits=ConnectionLimits(max_local_frames=6)).connect("/v1/realtime")
+    client.reading = False
+    for _ in range(6 + extra):
+        client.raw("{")
+    assert client.connection.reads == (extra < 0)
+    client.reading = True
+    client.pump()
+    assert client.connection.reads and client.types.count("error") == 6 + extra
+
+
+@AROUND
+def test_sessions_per_key(extra: int) -> None:
+    world = World(limits=ConnectionLimits(sessions_per_key=3))
+    clients = [world.connect("/v1/realtime", key_id="k") for _ in range(3 + extra)]
+    other = world.connect("/v1/realtime", key_id="another")
+    refused = [client for client in clients if codes(client.frames)]
+    assert len(refused) == max(0, extra) and not codes(other.frames)
+    assert world.recorder.refusals.count(ErrorCode.RATE_LIMITED) == len(refused)
+
+
+@AROUND
+@pytest.mark.parametrize(
+    ("limit", "session"),
+    [
+        (MAX_INSTRUCTIONS_CHARS, lambda size: {"instructions": "x" * size}),
+        (
+            MAX_TOOLS_CHARS,
+            lambda size: {
+                "tools": [
+                    {"type": "function", "name": "f", "description": "x" * (size - 3), "parameters": {}},
+                ]
+            },
+        ),
+    ],
+    ids=["instructions", "tools"],
+)
+def test_settings_chars(limit: int, session: object, extra: int) -> None:
+    client = World().connect("/v1/realtime")
+    frames = client.send("session.update", session=session(limit + extra))  # type: ignore[operator]
+    assert bool(codes(frames)) == (extra > 0)
+
+
+@AROUND
+def test_extra_bytes(extra: int) -> None:
+    client = World().connect("/v1/duplex")
+    size = MAX_EXTRA_BYTES + extra - len(json.dumps({"k": ""}))
+    frame = '{"type":"session.update","session":{"extra_body":' + json.dumps({"k": "x" * size}) + "}}"
+    assert bool(codes(client.raw(frame))) == (extra > 0)
+
+
+@AROUND
+def test_command_bytes(extra: int) -> None:
+    head, tail = '{"type":"response.cancel","event_id":"E","pad":"', '"}'
+    frame = head + "x" * (MAX_COMMAND_BYTES + extra - len(head) - len(tail)) + tail
+    try:
+        decode_client_event(frame, "ga")
+    except WireFault as fault:
+        assert extra > 0 and (fault.code, fault.event_id) == (ErrorCode.EVENT_TOO_LARGE, "E")
+    else:
+        assert extra <= 0
+
+
+@AROUND
+def test_name_chars(extra: int) -> None:
+    frame = json.dumps({"type": "response.cancel", "event_id": "n" * (LONGEST_NAME + extra)})
+    try:
+        event = decode_client_event(frame, "ga")
+    except WireFault as fault:
+        assert extra > 0 and fault.event_id is None
+    else:
+        assert extra <= 0 and event.event_id is not None
+
+
+def test_what_is_held_and_what_has_acted_is_shown() -> None:
+    health = EngineHealth(
+        alive=True,
+        held={name: number for number, name in enumerate(HELD, 1)},
+        acted={name: number for number, name in enumerate(ACTED, 1)},
+    )
+    text = ServerMetrics().render(World().hub, health).decode()
+    shown = {
+        (family.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert [shown["duologue_held", name] for name in HELD] == list(range(1, len(HELD) + 1))
+    assert [shown["duologue_limit_acted", name] for name in ACTED] == list(range(1, len(ACTED) + 1))
+    assert shown["duologue_journal_dropped_frames",] == 0
