@@ -83,6 +83,43 @@ SESSION: Final = (
         _IN_CORE + "test_turns",
     ),
     Limit(
+        _RUNTIME + "turn_burst",
+        "turns at once",
+        "a commit or `response.create` is refused (`rate_limited`) and tells when the next one is accepted; nothing is "
+        "lost. Turns that detection ends are not counted, cancels are never refused",
+        'duologue_errors_total{code="rate_limited"}',
+        "unit/core/test_rate.py::test_a_burst_is_accepted_and_what_exceeds_it_is_refused",
+    ),
+    Limit(
+        _RUNTIME + "turns_per_minute",
+        "turns a minute",
+        "the same, on the whole",
+        'duologue_errors_total{code="rate_limited"}',
+        "unit/core/test_rate.py::test_a_burst_is_accepted_and_what_exceeds_it_is_refused",
+    ),
+    Limit(
+        _RUNTIME + "max_tool_calls_per_session",
+        "calls",
+        "records of answered calls are forgotten, oldest first; if all wait, one more call is refused "
+        "(`resource_exhausted`)",
+        "duologue_tool_calls_total",
+        "unit/core/test_tools.py::test_the_ledger_holds_so_many_calls_that_wait",
+    ),
+    Limit(
+        _RUNTIME + "tool_result_timeout_s",
+        "s",
+        "the call counts as unanswered (`tool_result_timeout`); a result that comes later is refused",
+        'duologue_errors_total{code="tool_result_timeout"}',
+        "unit/core/test_tools.py::test_a_result_at_the_deadline_is_late",
+    ),
+    Limit(
+        _CORE + "tools:MAX_ARGUMENT_CHARS",
+        "characters",
+        "a call with longer arguments is an error (`invalid_function_call`)",
+        'duologue_errors_total{code="invalid_function_call"}',
+        _IN_CORE + "test_argument_chars",
+    ),
+    Limit(
         _RUNTIME + "max_pending_output_events_per_session",
         "events",
         "audio waits for the socket; anything else ends the session (`output_backpressure`), for which 8 events are in "
@@ -307,6 +344,20 @@ REQUESTS: Final = (
         "the next one gets 429",
         'duologue_http_active{state="waiting"}',
         _TRAFFIC + "test_more_requests_than_places_are_refused_and_the_rest_is_served_in_order",
+    ),
+    Limit(
+        _TURNS + "request_burst",
+        "requests at once",
+        "the next one gets 429, and when to try again",
+        "duologue_http_requests_total",
+        "unit/server/turns/test_gate.py::test_so_many_requests_in_a_span_and_no_more",
+    ),
+    Limit(
+        _TURNS + "requests_per_minute",
+        "requests a minute",
+        "the same, on the whole",
+        "duologue_http_requests_total",
+        "unit/server/turns/test_gate.py::test_so_many_requests_in_a_span_and_no_more",
     ),
     Limit(
         _TURNS + "max_body_bytes",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from duologue.config.session import ServerVad, SessionConfig, SessionPatch
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
@@ -11,8 +12,10 @@ from duologue.engine.duplex.core.effects import JudgeConfig
 from duologue.engine.duplex.core.items import OutputTaken
 from duologue.engine.duplex.core.lifecycle import MAX_WAITING_UPDATES
 from duologue.engine.duplex.core.submission import TRANSCRIPT_WAIT_S
+from duologue.engine.duplex.core.tools import MAX_ARGUMENT_CHARS
 from duologue.engine.duplex.events import (
     ErrorRaised,
+    FunctionCalled,
     InputCommitted,
     ItemAdded,
     ResponseCreated,
@@ -20,8 +23,9 @@ from duologue.engine.duplex.events import (
     ResponseListen,
     SpeechStopped,
 )
-from duologue.engine.duplex.results import Speech
+from duologue.engine.duplex.results import FunctionCall, Speech
 from duologue.errors import ErrorCode
+from duologue.outputs import ToolDefinition
 from tests.unit.core.harness import CASCADE, MANUAL, NATIVE, PLAIN, VAD, World, audio, speech
 
 AROUND = pytest.mark.parametrize("extra", [-1, 0, 1])
@@ -194,3 +198,14 @@ def test_commit_length(extra: int) -> None:
     world.append(bytes(2 * (1_600 + 16 * extra)))  # by the millisecond
     world.send(CommitAudio())
     assert refusals(world) == [ErrorCode.INPUT_AUDIO_BUFFER_EMPTY] * (extra < 0)
+
+
+@AROUND
+def test_argument_chars(extra: int) -> None:
+    tool = ToolDefinition(name="f", description="", parameters="{}")
+    world = World(SessionConfig(tools=(tool,)), capabilities=structs.replace(CASCADE, calls_functions=True))
+    world.append(audio("S" * 20))
+    world.send(CommitAudio(create_response=True))
+    world.speak(FunctionCall(name="f", arguments="1" * (MAX_ARGUMENT_CHARS + extra)))
+    assert refusals(world) == [ErrorCode.INVALID_FUNCTION_CALL] * (extra > 0)
+    assert len(world.of(FunctionCalled)) == (extra <= 0)
