@@ -482,19 +482,7 @@ class DuplexSessionManager:
 
     def health(self) -> SessionHealth:
         """Slots by what holds them."""
-        records = self._registry.records()
-        phases = [record.phase for record in records]
-        return SessionHealth(
-            limit=self.runtime_config.max_sessions,
-            admitting=phases.count("admitting"),
-            open=phases.count("open"),
-            closing=phases.count("closing"),
-            quarantined=phases.count("quarantined"),
-            requests=self._registry.tables()["session_requests"],
-            unclean_requests=sum(len(record.runner.model.unclean) for record in records if record.runner is not None),
-            held=self._registry.held(),
-            acted=self._registry.acted(),
-        )
+        return self._registry.health(self.runtime_config.max_sessions)
 
     def tables(self) -> Mapping[str, int]:
         """Sizes of everything that must be empty at quiescence, by name."""

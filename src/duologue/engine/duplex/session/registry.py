@@ -141,6 +141,22 @@ class SessionRegistry:
                 total.update(record.runner.session.acted())
         return dict(total)
 
+    def health(self, limit: int) -> SessionHealth:
+        """Slots by what holds them, ``limit`` in all."""
+        records = self.records()
+        phases = [record.phase for record in records]
+        return SessionHealth(
+            limit=limit,
+            admitting=phases.count("admitting"),
+            open=phases.count("open"),
+            closing=phases.count("closing"),
+            quarantined=phases.count("quarantined"),
+            requests=len(self._requests),
+            unclean_requests=sum(len(record.runner.model.unclean) for record in records if record.runner is not None),
+            held=self.held(),
+            acted=self.acted(),
+        )
+
     def tables(self) -> dict[str, int]:
         """Sizes of both tables."""
         return {"sessions": len(self._sessions), "session_requests": len(self._requests)}
