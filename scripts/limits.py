@@ -232,6 +232,13 @@ SESSION: Final = (
         "duologue_slots",
         "unit/session/test_leases.py::test_a_detached_session_waits_for_its_grace_and_no_longer",
     ),
+    Limit(
+        _RUNTIME + "rebuild_timeout_s",
+        "s",
+        "a session that lost a worker ends (`replica_unavailable`) if it cannot do without the place it waited for",
+        'duologue_errors_total{code="replica_unavailable"}',
+        "unit/core/test_rebuild.py::test_the_wait_is_bounded_and_a_resident_session_ends_then",
+    ),
 )
 
 CONNECTION: Final = (

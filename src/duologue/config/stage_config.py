@@ -56,7 +56,7 @@ class DuplexSessionRuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     A client may commit ``turn_burst`` turns or ask for as many responses at once, and ``turns_per_minute`` on the whole
     (null: no limit). What exceeds that is refused (``rate_limited``): one that loops must not slow the others. Turns that
-    detection ends are not counted.
+    detection ends are not counted. A session that lost a replica waits up to ``rebuild_timeout_s`` for another one.
 
     Raises ``ValueError`` on construction when a value is out of range.
     """
@@ -68,6 +68,7 @@ class DuplexSessionRuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     close_timeout_s: float = 5.0
     control_timeout_s: float = 10.0
     submit_timeout_s: float = 30.0
+    rebuild_timeout_s: float = 10.0
     resume_replay_ttl_s: float = 60.0
     resume_replay_max_bytes_per_session: int = 8 * 1024 * 1024
     max_pending_input_bytes_per_session: int = 16 * 1024 * 1024
@@ -96,6 +97,7 @@ class DuplexSessionRuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
             "close_timeout_s",
             "control_timeout_s",
             "submit_timeout_s",
+            "rebuild_timeout_s",
             "max_pending_input_bytes_per_session",
             "max_pending_turns_per_session",
             "turn_burst",

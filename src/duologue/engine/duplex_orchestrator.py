@@ -39,7 +39,7 @@ from duologue.engine.orchestrator import (
     build_engine_core_request_from_tokens,
 )
 from duologue.engine.reservations import Reservations
-from duologue.errors import ErrorCode
+from duologue.errors import ErrorCode, StageFault
 from duologue.log import init_logger
 from duologue.metrics.stats import StageRequestStats
 from duologue.outputs import RequestOutput
@@ -110,16 +110,21 @@ class DuplexOrchestrator(Orchestrator, DuplexStagePort):
         return {**super().tables(), **self.session_manager.tables(), "reservations": reserved}
 
     def on_replica_dead(self, stage_id: int, replica_id: int, request_ids: Sequence[str], error: BaseException) -> None:
-        """Fail what the replica held; a session that had it, an idle one too, is placed anew if its model keeps nothing
-        there, and ends otherwise."""
+        """Fail what the replica held. A session that had it, an idle one too, goes on elsewhere if its model can be rebuilt,
+        and ends otherwise."""
+        manager = self.session_manager
         owners = [] if self.reservations is None else self.reservations.owners(stage_id, replica_id)
-        super().on_replica_dead(stage_id, replica_id, request_ids, error)
+        runners = {request_id: manager.runner_for_request_id(request_id) for request_id in request_ids}
+        owner_of = {name: runner.session.session_id for name, runner in runners.items() if runner is not None}
+        sessions = dict.fromkeys([*owners, *owner_of.values()])
+        message = f"Worker {replica_id} of stage {stage_id}, which served this session, is gone: {error}"
+        rebuilt = {name for name in sessions if manager.replica_lost(name, message, pinned=name in owners)}
+        # What a rebuilt session left behind is cleaned on its behalf, without a word.
+        failed = [request_id for request_id in request_ids if owner_of.get(request_id) not in rebuilt]
+        super().on_replica_dead(stage_id, replica_id, failed, error)
         for session_id in owners:
-            rebuilt = self.plugin.capabilities.family == "ephemeral" and self.replace_session(session_id)
-            if not rebuilt:
-                self.session_manager.end_session(
-                    session_id, "closed", "replica_unavailable", ErrorCode.REPLICA_UNAVAILABLE
-                )
+            if session_id not in rebuilt:
+                manager.end_session(session_id, "closed", "replica_unavailable", ErrorCode.REPLICA_UNAVAILABLE)
 
     # Template seams
 
@@ -196,15 +201,25 @@ class DuplexOrchestrator(Orchestrator, DuplexStagePort):
         if not req_state.session_owned:
             return False
         runner = self.session_manager.runner_for_request_id(req_id)
-        if runner is not None:
+        goes_on = runner is not None and self._goes_on_elsewhere(runner.session.session_id, exc)
+        if runner is not None and not goes_on:
             runner.on_stage_failure(next_stage_id, exc, request_id=req_id)
         await self._cleanup_request_ids(
             [req_id, *self._cfg_tracker.cleanup_parent(req_id)],
             abort=True,
             # An ephemeral model loses this response and keeps its session.
-            release_owners=self.plugin.capabilities.family == "resident",
+            release_owners=self.plugin.capabilities.family == "resident" and not goes_on,
         )
         return True
+
+    def _goes_on_elsewhere(self, session_id: str, exc: BaseException) -> bool:
+        """Whether the failure is the loss of a replica that died before it had the request, and the session is rebuilt."""
+        if not isinstance(exc, StageFault) or exc.code is not ErrorCode.REPLICA_UNAVAILABLE:
+            return False
+        if all(pool.stage_client is not None for pool in self.stage_pools):
+            return False  # a stage said so of something else than its replicas
+        pinned = self.reservations is not None and self.reservations.get(session_id) is not None
+        return self.session_manager.replica_lost(session_id, exc.message, pinned=pinned)
 
     async def _cleanup_request_ids(
         self, request_ids: list[str], *, abort: bool = False, release_owners: bool = False
@@ -352,9 +367,13 @@ class DuplexOrchestrator(Orchestrator, DuplexStagePort):
         """Reserve a replica of every stage; false when no group has room. Idempotent."""
         return self.reservations is None or self.reservations.reserve(session_id) is not None
 
-    def replace_session(self, session_id: str) -> bool:
-        """Give a session that is rebuilt a new placement, one generation later. False: no group has room."""
-        return self.reservations is None or self.reservations.replace(session_id) is not None
+    def recover_session(self, session_id: str) -> bool:
+        """Give a session that is rebuilt a new placement, one generation later. False: no group has room and lives."""
+        if any(pool.stage_client is None for pool in self.stage_pools):
+            return False
+        if self.reservations is None or self.reservations.get(session_id) is None:
+            return True
+        return self.reservations.replace(session_id) is not None
 
     def _pins(self, session_id: str) -> dict[int, int]:
         placement = None if self.reservations is None else self.reservations.get(session_id)

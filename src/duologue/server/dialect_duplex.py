@@ -38,6 +38,8 @@ class DuplexDialect(GaDialect):
                 return [wire.HeartbeatAck()]
             case events.TurnSignalled():
                 return [wire.TurnEvent(event=event.name)]
+            case events.SessionRecovered():
+                return [wire.SessionRecovered(epoch=event.epoch, placement_generation=event.placement)]
             case events.SessionClosed():
                 return self._closed(event)
             case events.SessionExpired():

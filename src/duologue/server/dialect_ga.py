@@ -112,6 +112,7 @@ class GaDialect:
                 | events.PlaybackAcknowledged()
                 | events.HeartbeatAcknowledged()
                 | events.TurnSignalled()
+                | events.SessionRecovered()
                 | events.StopMeasured()
             ):
                 return []
@@ -174,6 +175,7 @@ DialectsOwn = (
     | events.PlaybackAcknowledged
     | events.HeartbeatAcknowledged
     | events.TurnSignalled
+    | events.SessionRecovered
     | events.StopMeasured
     | events.SessionClosed
     | events.SessionExpired

@@ -40,6 +40,7 @@ EXPECTED: Final = (
     "withdrawn",
     "listen.continuation_limit",
     "replica.death",
+    "session.recovered",
     "slot.quarantined",
 )
 """Names that a long run must not leave at zero (beside the features of the swarm)."""
@@ -79,6 +80,8 @@ def _event(counts: Counter[str], event: events.SessionEvent) -> None:
         case events.SessionExpired():
             counts[f"expired.{event.reason}"] += 1
             counts["slot.quarantined"] += not event.slot_released
+        case events.SessionRecovered():
+            counts["session.recovered"] += 1
         case events.ErrorRaised():
             counts[f"error.{event.code.value}"] += 1
         case events.InputCommitted():

@@ -243,6 +243,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     detector: Detector = Detector()
     runtime: dict[str, int | float | str | None] = {}
     limits: dict[str, int | float] = {}
+    rebuilds: bool = False  # a resident model's sessions survive the loss of a replica
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -155,7 +155,7 @@ class SimResident(_Watched, ResidentPlugin):
     """The scripted plugin of the resident family."""
 
     def __init__(self, plan: Deployment, hooks: HookFaults, seen: Observations) -> None:
-        super().__init__(Script(unit_ms=plan.unit_ms))
+        super().__init__(Script(unit_ms=plan.unit_ms, rebuilds=plan.rebuilds))
         self.hooks, self.seen = hooks, seen
         self.capabilities = ModelCapabilities(
             family="resident",

@@ -84,6 +84,7 @@ FEATURES: Final[Mapping[str, float]] = {
     "slow_stages": 0.2,
     "weak_model": 0.15,
     "witness": 0.15,
+    "rebuild": 0.4,
 }
 NAMES: Final = ("ann", "bob", "cyd", "dot", "eve")
 
@@ -152,6 +153,7 @@ class Swarm:
             detector=self._detector(dice),
             runtime=self._runtime(dice),
             limits=self._limits(dice),
+            rebuilds="rebuild" in on and family == "resident",
         )
 
     def _detector(self, dice: random.Random) -> Detector:

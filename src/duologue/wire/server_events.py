@@ -242,6 +242,11 @@ class HeartbeatAck(ServerEvent, frozen=True, kw_only=True, tag="session.heartbea
     pass
 
 
+class SessionRecovered(ServerEvent, frozen=True, kw_only=True, tag="session.recovered"):
+    epoch: int
+    placement_generation: int
+
+
 class TurnEvent(ServerEvent, frozen=True, kw_only=True, tag="turn.event"):
     event: str
 
@@ -323,6 +328,7 @@ DuplexServerEvent = (
     | PlaybackAcknowledged
     | HeartbeatAck
     | TurnEvent
+    | SessionRecovered
     | SessionResumed
     | SessionReplaced
     | ResyncRequired

@@ -25,6 +25,8 @@ from duologue.engine.duplex.core.items import (
     ModelSpoke,
     Opened,
     OutputTaken,
+    Replaced,
+    ReplicaLost,
     ResumeRequested,
     SpeechScored,
     StageFailed,
@@ -369,6 +371,9 @@ def results(world: World) -> Iterator[Item]:
                 request_id=request_id, code=ErrorCode.RUNTIME_STREAM_FAILED, message="lost", session_ends=ends
             )
     yield StageFailed(request_id=None, code=ErrorCode.RUNTIME_STREAM_FAILED, message="lost")
+    for pinned in (False, True):
+        yield ReplicaLost(message="gone", pinned=pinned)
+    yield Replaced()
 
 
 def life(world: World) -> Iterator[Item]:

@@ -32,6 +32,8 @@ from duologue.engine.duplex.core.items import (
     Item,
     ModelSpoke,
     OutputTaken,
+    Replaced,
+    ReplicaLost,
     ResumeRequested,
     SpeechScored,
     StageFailed,
@@ -297,6 +299,8 @@ class Storm:
                 TurnClassified(number=rng.randint(0, 9), probability=rng.choice((0.5, float("nan")))),
                 TimerFired(),
                 Touched(),
+                ReplicaLost(message="gone", pinned=rng.random() < 0.5),
+                Replaced(),
                 CommandRefused(code=ErrorCode.BAD_AUDIO, message="bad"),
                 StageFailed(
                     request_id=rng.choice([*world.core.live_request_ids(), "unknown"]),

@@ -16,11 +16,13 @@ from duologue.client.socket import SocketClosed
 from duologue.config.service import DuologueConfig, ModelChoice
 from duologue.config.session import SessionConfig
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
+from duologue.engine.duplex_orchestrator import DuplexOrchestrator
+from duologue.engine.stages.inproc import InprocClient
 from duologue.models.native.shape import RATE_HZ
 from duologue.outputs import Options
 from duologue.server.app import RealtimeServer
 from duologue.server.assembly import engine
-from duologue.server.engine import EnginePort
+from duologue.server.engine import EngineFront, EnginePort
 from duologue.server.hello import Access
 from duologue.server.metrics import ServerMetrics
 from duologue.server.models import ModelNames
@@ -104,6 +106,15 @@ class Host:
         self.port = port
         self.server = server
         self._numbers = 0
+
+    def kill_worker(self, why: str) -> None:
+        """The one replica of the model dies as a worker process would."""
+        assert isinstance(self.port, EngineFront)
+        orchestrator = self.port._orchestrator
+        assert isinstance(orchestrator, DuplexOrchestrator)
+        client = orchestrator.stage_pools[0].stage_client
+        assert isinstance(client, InprocClient)
+        client.die(ConnectionError(why))
 
     @asynccontextmanager
     async def talker(self, query: str = "") -> AsyncIterator[Talker]:

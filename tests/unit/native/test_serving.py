@@ -150,3 +150,46 @@ def test_wrong_options_are_refused_by_name(options: dict[str, str | int], says: 
             build_model(DuologueConfig(model=ModelChoice(plugin="native", options=options)), runtime)
 
     run()
+
+
+@virtual
+async def _lost(runtime: VirtualRuntime, folder: Path, lost_after_ms: int) -> None:
+    async with host(runtime, config(folder)) as server, server.talker("model=native&duplex=1") as talker:
+        await talker.send("session.update", session={"audio": {"input": {"sample_rate_hz": RATE_HZ}}})
+        await talker.until("session.updated")
+        heard = sound(600) + quiet(4_000) + quiet(320) + sound(800) + quiet(4_000)
+        split = RATE_HZ * lost_after_ms // 1000 * 2
+        await talker.stream(heard[:split], chunk_ms=80)
+        server.kill_worker("killed")
+        await talker.stream(heard[split:], chunk_ms=80)
+        recovered = await talker.until("session.recovered")
+        assert (recovered["epoch"], recovered["placement_generation"]) == (1, 1)
+        await talker.until("response.done", 2)
+        assert [done["response"]["status"] for done in talker.of("response.done")] == ["completed"] * 2
+        assert talker.audio() == alone(heard), "nobody could tell that anything was lost"
+        assert not talker.of("error")
+
+
+@pytest.mark.parametrize("lost_after_ms", [80, 560, 800, 4_400, 5_000])
+def test_decision_9_a_conversation_goes_on_at_the_next_worker_as_if_nothing_had_happened(
+    folder: Path, lost_after_ms: int
+) -> None:
+    _lost(folder, lost_after_ms)
+
+
+@virtual
+async def _lost_while_speaking(runtime: VirtualRuntime, folder: Path) -> None:
+    async with host(runtime, config(folder)) as server, server.talker() as talker:
+        await talker.stream(sound(1_000) + quiet(1_400))
+        await talker.until("response.output_audio.delta", 3)
+        server.kill_worker("killed")
+        done = await talker.until("response.done")
+        assert done["response"]["status"] == "failed"
+        await talker.stream(quiet(2_000))
+        assert talker.kinds.count("response.created") == 1, "what was half said is not said again"
+        await talker.stream(sound(600) + quiet(4_000))
+        assert (await talker.until("response.done", 2))["response"]["status"] == "completed"
+
+
+def test_an_answer_cut_by_a_loss_is_over_and_the_conversation_goes_on(folder: Path) -> None:
+    _lost_while_speaking(folder)

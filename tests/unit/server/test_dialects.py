@@ -298,6 +298,7 @@ def test_duplex_shows_decisions_and_ga_does_not() -> None:
         events.PlaybackAcknowledged(response_id="r", item_id="i", played_ms=10, history_committed=True),
         events.HeartbeatAcknowledged(),
         events.TurnSignalled(name="thinking"),
+        events.SessionRecovered(epoch=2, placement=1),
         events.StopMeasured(response_id="r", onset_to_last_audio_s=0.2, decision_to_last_audio_s=None),
     )
     assert ga().say(*said) == []
@@ -308,6 +309,7 @@ def test_duplex_shows_decisions_and_ga_does_not() -> None:
         "playback.acknowledged",
         "session.heartbeat_ack",
         "turn.event",
+        "session.recovered",
     ]
     assert "response_id" not in frames[1]
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
 from duologue.engine.duplex.commands import CommitAudio
-from duologue.engine.duplex.events import ErrorRaised, ResponseAudio, ResponseDone, SessionClosed
+from duologue.engine.duplex.events import (
+    ErrorRaised,
+    ResponseAudio,
+    ResponseCreated,
+    ResponseDone,
+    SessionClosed,
+    SessionRecovered,
+)
 from duologue.engine.duplex_orchestrator import DuplexOrchestratorRequestState
-from duologue.models.scripted import Script, ephemeral_pipeline, resident_pipeline, tone
+from duologue.models.scripted import Script, ephemeral_pipeline, resident_pipeline, silence, tone
 from duologue.sim.loop import VirtualRuntime, virtual
 from tests.unit.session.world import MANUAL, RATE_HZ, Client, World, engine
 
@@ -76,9 +84,10 @@ async def test_a_session_that_is_placed_anew_goes_on_in_the_next_turn(runtime: V
 
 
 @virtual
-async def test_without_another_group_every_owner_ends_idle_ones_too(runtime: VirtualRuntime) -> None:
+async def test_without_another_group_in_time_every_owner_ends_idle_ones_too(runtime: VirtualRuntime) -> None:
     pipeline = ephemeral_pipeline(runtime, LONG, replicas=2)
-    async with engine(runtime, pipeline, config=GROUPED) as world:
+    config = msgspec.structs.replace(GROUPED, rebuild_timeout_s=0.2)
+    async with engine(runtime, pipeline, config=config) as world:
         anna, ben = (world.open(MANUAL, session_id=name) for name in ("anna", "ben"))
         await asyncio.sleep(1)
         pipeline.clients[2][0].die(ConnectionError("killed"))
@@ -103,6 +112,66 @@ async def test_a_resident_model_has_lost_what_it_knew_and_its_session_ends(runti
         assert len(anna.terminals) == 1
         assert "replica_unavailable" in [event.code for event in anna.of(ErrorRaised)]
         assert ben.terminals == []
+
+
+@virtual
+async def test_a_resident_model_that_can_be_rebuilt_goes_on_with_what_it_knew(runtime: VirtualRuntime) -> None:
+    """Speech before the loss and quiet after it make one turn, and the answer to it comes once."""
+    pipeline = resident_pipeline(runtime, Script(rebuilds=True), replicas=2)
+    async with engine(runtime, pipeline, config=GROUPED) as world:
+        anna, ben = (world.open(session_id=name) for name in ("anna", "ben"))
+        await anna.hear(tone(600, rate_hz=RATE_HZ))
+        pipeline.clients[0][0].die(ConnectionError("killed"))
+        assert not anna.of(SessionRecovered), "the other replica has no room"
+        await anna.hear(silence(1_000, rate_hz=RATE_HZ))
+        recovered = await anna.until(SessionRecovered)
+        assert (recovered.epoch, recovered.placement) == (1, 1)
+        await anna.hear(silence(1_000, rate_hz=RATE_HZ))
+        done = await anna.until(ResponseDone)
+        assert done.status == "completed" and done.full_text.startswith("Unit 1 of answer 1.")
+        assert not anna.of(ErrorRaised) and not ben.of(SessionRecovered)
+
+
+@virtual
+async def test_a_resident_model_whose_replica_does_not_come_back_ends_with_the_reason(runtime: VirtualRuntime) -> None:
+    pipeline = resident_pipeline(runtime, Script(rebuilds=True))
+    config = DuplexSessionRuntimeConfig(rebuild_timeout_s=0.3)
+    async with engine(runtime, pipeline, config=config) as world:
+        anna = world.open(session_id="anna")
+        await anna.hear(tone(600, rate_hz=RATE_HZ))
+        pipeline.clients[0][0].die(ConnectionError("killed"))
+        closed = await anna.until(SessionClosed)
+        assert closed.fault == "replica_unavailable" and closed.slot_released
+
+
+@virtual
+async def test_an_answer_that_nobody_heard_is_made_again_by_the_next_worker(runtime: VirtualRuntime) -> None:
+    pipeline = ephemeral_pipeline(runtime, LONG)
+    async with engine(runtime, pipeline) as world:
+        anna = world.open(MANUAL, session_id="anna")
+        speak(anna)
+        await anna.until(ResponseCreated)
+        pipeline.clients[1][0].die(ConnectionError("killed"))
+        await anna.until(SessionRecovered)
+        await anna.until(ResponseAudio)
+        failed, _ = anna.of(ResponseDone)[0], await anna.until(ResponseDone, 2, limit_s=60)
+        assert failed.error == "replica_unavailable" and failed.full_text == ""
+        assert [done.status for done in anna.of(ResponseDone)] == ["failed", "completed"]
+        assert not anna.of(ErrorRaised)
+
+
+@virtual
+async def test_a_loss_in_the_middle_of_a_close_leaves_nothing_behind(runtime: VirtualRuntime) -> None:
+    pipeline = resident_pipeline(runtime, Script(rebuilds=True))
+    async with engine(runtime, pipeline) as world:
+        anna, ben = (world.open(session_id=name) for name in ("anna", "ben"))
+        for client in (anna, ben):
+            await client.hear(tone(600, rate_hz=RATE_HZ))
+        world.close(anna)
+        pipeline.clients[0][0].die(ConnectionError("killed"))
+        world.close(ben)
+        for client in (anna, ben):
+            await client.until(SessionClosed)
 
 
 @virtual

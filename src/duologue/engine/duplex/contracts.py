@@ -114,6 +114,11 @@ class DuplexStagePort(abc.ABC):
         del session_id
         return True
 
+    def recover_session(self, session_id: str) -> bool:
+        """Give a session that lost a replica others, once there are some; false: not yet. Default: nothing is lost."""
+        del session_id
+        return True
+
     def release_session(self, session_id: str) -> None:
         """Give the replica group back. Idempotent."""
         del session_id

@@ -291,6 +291,13 @@ class TurnSignalled(_Event, frozen=True, kw_only=True):
     name: str
 
 
+class SessionRecovered(_Event, frozen=True, kw_only=True):
+    """A worker of the session was lost and the session goes on at another one. ``placement`` counts from 1."""
+
+    epoch: int
+    placement: int
+
+
 class StopMeasured(_Event, frozen=True, kw_only=True):
     """How fast an interruption took effect, in seconds (metrics only; no dialect shows it).
 
@@ -339,6 +346,7 @@ SessionEvent = (
     | PlaybackAcknowledged
     | HeartbeatAcknowledged
     | TurnSignalled
+    | SessionRecovered
     | StopMeasured
     | SessionClosed
     | SessionExpired

@@ -86,7 +86,8 @@ class AppendPlanRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     ``audio`` is PCM16 mono at ``rate_hz`` (the model's input rate); it may be empty in a text turn. ``history`` holds the
     conversation before this turn. ``seq`` counts from 1 per epoch, ``turn_seq`` from 1 per turn. ``final``: nothing more
-    follows for this turn. ``respond`` false: only a transcript is wanted.
+    follows for this turn. ``respond`` false: only a transcript is wanted. ``rebuild``: the first piece of a request that
+    takes the place of one lost with its replica (see :class:`Rebuild`).
     """
 
     session_id: str
@@ -103,6 +104,7 @@ class AppendPlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     history: tuple[HistoryEntry, ...]
     config: SessionConfig
     instructions: str
+    rebuild: bool = False
 
 
 class AppendPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +157,20 @@ class SilenceContinuation(Protocol):
 
     def silence_unit(self, state: DuplexModelSessionState) -> bytes:
         """PCM16 at the model's input rate: one unit of silence."""
+        ...
+
+
+@runtime_checkable
+class Rebuild(Protocol):
+    """A resident model whose sessions survive the loss of a replica.
+
+    What a model needs to go on is in ``history`` of the next request (what was said and heard, in words) and in whatever
+    the plugin kept in its session state. A model of the ephemeral family gets all it needs with every request, so its
+    sessions survive without this ability.
+    """
+
+    def can_rebuild(self, state: DuplexModelSessionState) -> bool:
+        """Whether this session can go on elsewhere. If so, its next request comes with ``rebuild`` set."""
         ...
 
 

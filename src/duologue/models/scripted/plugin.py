@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from duologue.config.session import SessionConfig
 from duologue.engine.duplex.contracts import DuplexOutputContext
@@ -22,7 +22,7 @@ from duologue.errors import ClientFault, ErrorCode
 from duologue.models.scripted import turns
 from duologue.models.scripted.script import Script
 from duologue.models.scripted.stages import ANSWER, OUTPUT_RATE_HZ, RECOGNISE, SPEAK
-from duologue.outputs import RequestOutput, SamplingParams, StagePrompt
+from duologue.outputs import Options, RequestOutput, SamplingParams, StagePrompt
 
 REFUSED_VOICE = turns.REFUSED_VOICE
 """The one voice that a scripted model does not have."""
@@ -30,10 +30,12 @@ REFUSED_VOICE = turns.REFUSED_VOICE
 
 @dataclass(slots=True)
 class ScriptedState(DuplexModelSessionState):
-    """``accepted``: appends that stages took; ``outputs``: outputs that were judged."""
+    """``accepted``: appends that stages took; ``outputs``: outputs that were judged; ``known``: what a resident model knew
+    after the last unit that it answered."""
 
     accepted: int = 0
     outputs: int = 0
+    known: Options = field(default_factory=dict)
 
 
 class ScriptedPlugin(DuplexModelPlugin):

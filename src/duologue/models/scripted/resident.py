@@ -22,7 +22,7 @@ from duologue.models.scripted.plugin import ScriptedState, refuse_voice
 from duologue.models.scripted.script import Script
 from duologue.models.scripted.sound import QUIET_RMS, rms, silence, tone
 from duologue.models.scripted.stages import OUTPUT_RATE_HZ
-from duologue.outputs import RequestOutput, SamplingParams, StageError, StagePrompt, StageRequest
+from duologue.outputs import RequestOutput, SamplingParams, Scalar, StageError, StagePrompt, StageRequest
 
 INPUT_RATE_HZ = 16_000
 
@@ -63,12 +63,13 @@ class ResidentModel(AsyncStage[Ears]):
             error = StageError(ErrorCode.RUNTIME_STREAM_FAILED.value, "The script told this stage to fail.")
             yield RequestOutput(request_id=request.request_id, error=error)
             return
+        ears: dict[str, Scalar] = {"spoken": state.spoken_units, "quiet": state.quiet_units, "turn": state.turn}
         if not state.to_say:
             yield RequestOutput(
                 request_id=request.request_id,
                 segment_finished=True,
                 finished=prompt.final,
-                metadata={"decision": "listen"},
+                metadata={"decision": "listen", **ears},
             )
             return
         said = script.answer_units - state.to_say
@@ -80,10 +81,14 @@ class ResidentModel(AsyncStage[Ears]):
             text=f"Unit {said + 1} of answer {state.turn}. ",
             audio=tone(script.unit_ms, rate_hz=OUTPUT_RATE_HZ),
             audio_rate_hz=OUTPUT_RATE_HZ,
-            metadata={"decision": "speak" if state.to_say else "end"},
+            metadata={"decision": "speak" if state.to_say else "end", **ears},
         )
 
     def _hear(self, state: Ears, prompt: StagePrompt) -> None:
+        known = prompt.options
+        if known.get("rebuild") is True:
+            state.spoken_units, state.quiet_units = int(known.get("spoken") or 0), int(known.get("quiet") or 0)
+            state.turn = int(known.get("turn") or 0)
         if rms(prompt.audio) > QUIET_RMS:
             state.spoken_units += 1
             state.quiet_units = 0
@@ -96,7 +101,7 @@ class ResidentModel(AsyncStage[Ears]):
 
 
 class ResidentPlugin(DuplexModelPlugin):
-    """Model policy of the resident family."""
+    """Model policy of the resident family. A script with ``rebuilds`` lets sessions survive the loss of a replica."""
 
     plugin_id = "scripted-resident"
 
@@ -116,6 +121,10 @@ class ResidentPlugin(DuplexModelPlugin):
         del config
         return ScriptedState()
 
+    def can_rebuild(self, state: DuplexModelSessionState) -> bool:
+        del state
+        return self.script.rebuilds
+
     def validate_config(self, config: SessionConfig) -> None:
         refuse_voice(config)
 
@@ -124,14 +133,15 @@ class ResidentPlugin(DuplexModelPlugin):
         return tuple(defaults)
 
     def plan_append(self, state: DuplexModelSessionState, request: AppendPlanRequest) -> AppendPlan:
-        del state
+        assert isinstance(state, ScriptedState)
+        known = {**state.known, "rebuild": True} if request.rebuild else {}
         return AppendPlan(
             prompt=StagePrompt(
                 audio=request.audio,
                 audio_rate_hz=request.rate_hz,
                 final=request.final,
                 session_key=request.session_id,
-                options={"force_listen": request.force_listen},
+                options={"force_listen": request.force_listen, **known},
             )
         )
 
@@ -151,6 +161,7 @@ class ResidentPlugin(DuplexModelPlugin):
         del stage_id, context
         assert isinstance(state, ScriptedState)
         state.outputs += 1
+        state.known = {name: output.metadata[name] for name in ("spoken", "quiet", "turn") if name in output.metadata}
         results: list[ModelResult] = []
         if output.audio:
             results.append(Speech(text=output.text, audio=output.audio, rate_hz=output.audio_rate_hz))

@@ -42,7 +42,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     ``transcripts``: what an utterance of loudness level *i* says (index modulo length); empty: a description of the
     audio. ``sentences`` of ``sentence_ms`` audio each, in chunks of ``chunk_ms``, are answered. ``think_s`` passes before
     each sentence, ``speak_s`` before each chunk. ``unit_ms``, ``quiet_units`` and ``answer_units`` are those of the
-    resident family: after speech and so many quiet units it answers so many units.
+    resident family: after speech and so many quiet units it answers so many units; ``rebuilds``: its sessions survive the
+    loss of a replica.
     """
 
     transcripts: tuple[str, ...] = ()
@@ -58,6 +59,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     unit_s: float = 0.01
     quiet_units: int = 2
     answer_units: int = 4
+    rebuilds: bool = False
     faults: tuple[ScriptedFault, ...] = ()
     calls: tuple[ScriptedCall, ...] = ()
 

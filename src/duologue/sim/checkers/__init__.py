@@ -14,6 +14,7 @@ from duologue.sim.checkers.history import check as history
 from duologue.sim.checkers.journal import check as journal
 from duologue.sim.checkers.order import check as order
 from duologue.sim.checkers.pace import check as pace
+from duologue.sim.checkers.placement import check as placement
 
 CHECKERS: Final[tuple[Callable[[Evidence], Iterator[Violation]], ...]] = (
     order,
@@ -24,6 +25,7 @@ CHECKERS: Final[tuple[Callable[[Evidence], Iterator[Violation]], ...]] = (
     answer,
     history,
     admission,
+    placement,
 )
 
 

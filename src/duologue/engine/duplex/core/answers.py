@@ -425,6 +425,8 @@ def finish(
     """Emit the one terminal of ``response`` and let the next answer begin."""
     item = response.item
     item.status = "completed" if status == "completed" else "incomplete"
+    if status == "completed":
+        s.remade = 0
     empty = not response.has_content
     if empty:
         s.history.remove(item.item_id)

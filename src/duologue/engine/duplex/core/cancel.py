@@ -100,6 +100,22 @@ def _measure(s: SessionState, response_id: str, onset_at: float | None) -> None:
 def advance_epoch(s: SessionState) -> None:
     """The atomic point: nothing that was started before may have a consequence after it."""
     resident.rewind(s)
+    _leave_epoch(s)
+
+
+def leave_placement(s: SessionState) -> None:
+    """The same for stages that are gone. What a resident model has heard it is told again by its plugin, not by us."""
+    resident.give_back(s, s.tail.unsettled())
+    _leave_epoch(s)
+
+
+def resume_input(s: SessionState) -> None:
+    """What was kept for the new epoch goes to its requests."""
+    resident.feed_again(s)
+
+
+def _leave_epoch(s: SessionState) -> None:
+    s.resident.rebuild = False
     ids = s.requests.clear()
     s.tail.void()
     s.fences.advance_epoch()

@@ -50,7 +50,7 @@ class ClassifyTurn(_Effect, frozen=True, kw_only=True):
 class SubmitAppend(_Effect, frozen=True, kw_only=True):
     """Plan and submit one piece of input. One is in flight at a time. Answer: ``AppendAccepted`` or ``AppendFailed``.
 
-    ``first``: the request does not exist at the stage yet.
+    ``first``: the request does not exist at the stage yet. ``rebuild``: it takes the place of one that was lost.
     """
 
     number: int
@@ -68,6 +68,7 @@ class SubmitAppend(_Effect, frozen=True, kw_only=True):
     config: SessionConfig
     config_generation: int
     instructions: str
+    rebuild: bool = False
 
 
 class AbortRequests(_Effect, frozen=True, kw_only=True):

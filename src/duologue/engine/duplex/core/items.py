@@ -112,6 +112,20 @@ class StageFailed(_Item, frozen=True, kw_only=True):
     session_ends: bool = False
 
 
+class ReplicaLost(_Item, frozen=True, kw_only=True):
+    """A replica that this session used is gone, and the session can be rebuilt at another.
+
+    ``pinned``: the session had it reserved, so no request can be placed before the session is.
+    """
+
+    message: str
+    pinned: bool = False
+
+
+class Replaced(_Item, frozen=True, kw_only=True):
+    """The session has a new placement after :class:`ReplicaLost`: its requests find live replicas."""
+
+
 class OutputTaken(_Item, frozen=True, kw_only=True):
     """The consumer handed every event up to ``number`` to the socket."""
 
@@ -183,6 +197,8 @@ Item = (
     | AppendFailed
     | ModelSpoke
     | StageFailed
+    | ReplicaLost
+    | Replaced
     | OutputTaken
     | ConfigJudged
     | Attached

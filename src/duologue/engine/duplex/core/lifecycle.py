@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from duologue.config.session import SessionConfig, merge
 from duologue.engine.duplex.commands import ResponseOptions, SignalTurn, UpdateSession
-from duologue.engine.duplex.core import answers, cancel, intake, interruption, pacing, tools, turns
+from duologue.engine.duplex.core import answers, cancel, intake, interruption, pacing, rebuild, tools, turns
 from duologue.engine.duplex.core.effects import AnswerControl, ApplyConfig, CleanupSession, EndSession, JudgeConfig
 from duologue.engine.duplex.core.endpoint import FRAME_SAMPLES, Endpointer
 from duologue.engine.duplex.core.history import Item
@@ -287,6 +287,13 @@ def stage_failed(s: SessionState, item: StageFailed) -> None:
         fault(s, item.code, item.message, kind="expired", reason="request_cleanup")
         return
     answers.stage_failed(s, item)
+
+
+def rebuild_timed_out(s: SessionState) -> None:
+    """A resident model cannot do without the placement it waited for."""
+    message = s.lost_message
+    if not rebuild.timed_out(s):
+        fault(s, ErrorCode.REPLICA_UNAVAILABLE, message, reason="replica_unavailable")
 
 
 def idle_timed_out(s: SessionState) -> None:

@@ -41,6 +41,7 @@ from duologue.engine.duplex.core import (
     conversation,
     intake,
     lifecycle,
+    rebuild,
     resident,
     submission,
     turns,
@@ -66,6 +67,8 @@ from duologue.engine.duplex.core.items import (
     ModelSpoke,
     Opened,
     OutputTaken,
+    Replaced,
+    ReplicaLost,
     ResumeRequested,
     SpeechScored,
     StageFailed,
@@ -174,6 +177,10 @@ class DuplexEngineSession:
                 submission.failed(s, item)
             case StageFailed():
                 lifecycle.stage_failed(s, item)
+            case ReplicaLost():
+                rebuild.lost(s, item)
+            case Replaced():
+                rebuild.replaced(s)
             case ConfigJudged():
                 lifecycle.config_judged(s, item)
             case Opened():
@@ -260,6 +267,8 @@ class DuplexEngineSession:
             submission.pump(s)
         if s.idle_at is not None and s.now >= s.idle_at:
             lifecycle.idle_timed_out(s)
+        if s.rebuild_by is not None and s.now >= s.rebuild_by:
+            lifecycle.rebuild_timed_out(s)
 
     def next_deadline(self) -> float | None:
         """When ``TimerFired`` is wanted, if nothing happens before; ``None``: not at all."""
@@ -275,6 +284,7 @@ class DuplexEngineSession:
             s.transcript_wait if not s.tail.blocked else None,
             s.idle_at,
             s.tools.deadline(),
+            s.rebuild_by,
         )
         return min((at for at in candidates if at is not None), default=None)
 
@@ -378,6 +388,11 @@ class DuplexEngineSession:
     def phase(self) -> str:
         """``new``, ``open``, ``closing`` or ``closed``."""
         return self._state.phase
+
+    @property
+    def awaits_placement(self) -> bool:
+        """Whether a replica was lost and no other found yet."""
+        return self._state.phase == "open" and self._state.rebuild_by is not None
 
     @property
     def refuses_input(self) -> bool:

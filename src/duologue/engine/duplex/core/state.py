@@ -196,6 +196,7 @@ class ResidentInput:
     fed_to: int = 0
     committed_to: int = 0
     force_listen: bool = False  # the client wants the model to listen to what fills the next unit
+    rebuild: bool = False  # the next request takes the place of one that was lost
 
 
 @dataclass(slots=True)
@@ -243,6 +244,11 @@ class SessionState:
     input_refused: bool = False
     pace_at: float | None = None
     transcript_wait: float | None = None
+    rebuild_by: float | None = None  # until then a new placement is waited for
+    lost_message: str = ""
+    lost_for_good: bool = False  # without a new placement the session cannot go on
+    placements: int = 0
+    remade: int = 0  # answers made again since one was completed
     idle_at: float | None = None
     close_kind: Literal["closed", "expired"] = "closed"
     close_reason: str = ""

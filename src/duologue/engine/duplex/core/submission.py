@@ -29,7 +29,7 @@ def pump(s: SessionState) -> None:
     tail = s.tail
     if not tail.queue:
         s.transcript_wait = None
-    if tail.blocked or not tail.queue or s.phase != "open":
+    if tail.blocked or not tail.queue or s.phase != "open" or s.rebuild_by is not None:
         return
     head = tail.queue[0]
     record = s.requests.get(head.request_id)
@@ -91,6 +91,7 @@ def _submission(s: SessionState, append: PendingAppend, record: StageRequestReco
         config=config,
         config_generation=s.config_generation,
         instructions=instructions,
+        rebuild=s.resident.rebuild and not record.submitted,
     )
 
 
@@ -102,6 +103,8 @@ def accepted(s: SessionState, item: AppendAccepted) -> None:
         return
     record = s.requests.get(append.request_id)
     if record is not None:
+        if not record.submitted:
+            s.resident.rebuild = False
         record.submitted = True
     s.fences.commit(append.fence)
     s.lease.touch(s.now)

@@ -32,6 +32,7 @@ from duologue.engine.duplex.plugin import DuplexModelPlugin
 from duologue.engine.duplex.session.context import CloseKind
 from duologue.engine.duplex.session.detection import DetectionService
 from duologue.engine.duplex.session.model_channel import PluginFault
+from duologue.engine.duplex.session.recovery import SessionRecovery
 from duologue.engine.duplex.session.registry import SessionHealth, SessionRecord, SessionRegistry
 from duologue.engine.duplex.session.runner import DuplexSessionRunner
 from duologue.engine.messages import EngineQueueMessage, ResultMessage
@@ -77,6 +78,7 @@ class DuplexSessionManager:
         self.runtime: Runtime = AsyncioRuntime() if runtime is None else runtime
         self.detection = detection
         self._registry = SessionRegistry()
+        self._recovery = SessionRecovery(stage_port, self.runtime, self._registry.open_runner)
         self._leaving: dict[str, SessionRecord] = {}
         self._stopping = False
         self.engine_fault: ErrorCode | None = None
@@ -281,6 +283,7 @@ class DuplexSessionManager:
         if record.phase != "open" or runner is None:
             return
         record.phase = "closing"
+        self._recovery.forget(record.session_id)
         record.kind, record.reason, record.fault = kind, reason, fault
         deadline = self.runtime.now() + self.runtime_config.close_timeout_s
         record.close_timer = self.runtime.call_at(deadline, self._close_timed_out, record)
@@ -335,6 +338,12 @@ class DuplexSessionManager:
         for msg in waiting:
             self.dispatch(msg)
         self._terminal_sent.set()
+
+    # Lost replicas
+
+    def replica_lost(self, session_id: str, message: str, *, pinned: bool) -> bool:
+        """A replica that the session used is gone; true if it goes on: it has left its requests behind."""
+        return self._recovery.lost(session_id, message, pinned=pinned)
 
     # Requests of sessions
 
@@ -486,4 +495,4 @@ class DuplexSessionManager:
 
     def tables(self) -> Mapping[str, int]:
         """Sizes of everything that must be empty at quiescence, by name."""
-        return {**self._registry.tables(), "leaving_sessions": len(self._leaving)}
+        return {**self._registry.tables(), "leaving_sessions": len(self._leaving), "unplaced": len(self._recovery)}

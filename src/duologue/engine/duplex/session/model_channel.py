@@ -161,6 +161,7 @@ class ModelChannel:
             history=effect.history,
             config=effect.config,
             instructions=effect.instructions,
+            rebuild=effect.rebuild,
         )
 
     def _plan(self, effect: SubmitAppend, request: AppendPlanRequest) -> DuplexStageSubmission:

@@ -141,6 +141,11 @@ class SessionRegistry:
                 total.update(record.runner.session.acted())
         return dict(total)
 
+    def open_runner(self, session_id: str) -> DuplexSessionRunner | None:
+        """The runner of a session whose close has not begun."""
+        record = self._sessions.get(session_id)
+        return record.runner if record is not None and record.phase == "open" else None
+
     def health(self, limit: int) -> SessionHealth:
         """Slots by what holds them, ``limit`` in all."""
         records = self.records()

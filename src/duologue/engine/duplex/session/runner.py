@@ -47,7 +47,7 @@ from duologue.engine.duplex.core.items import (
 )
 from duologue.engine.duplex.core.session import DuplexEngineSession
 from duologue.engine.duplex.core.silence import compute_silence_continuation_deadline
-from duologue.engine.duplex.plugin import DuplexModelPlugin, DuplexModelSessionState
+from duologue.engine.duplex.plugin import DuplexModelPlugin, DuplexModelSessionState, Rebuild
 from duologue.engine.duplex.results import Decision
 from duologue.engine.duplex.session.context import (
     CloseKind,
@@ -377,6 +377,19 @@ class DuplexSessionRunner:
             f"The model plugin failed in {hook} ({type(exc).__name__}).",
             request_id=request_id,
         )
+
+    def can_rebuild(self) -> bool:
+        """Whether the session can go on when a replica of it is lost."""
+        plugin = self.plugin
+        if plugin.capabilities.family == "ephemeral":
+            return True
+        if not isinstance(plugin, Rebuild):
+            return False
+        try:
+            return plugin.can_rebuild(self.model_state)
+        except Exception:
+            logger.exception("Model plugin failed in can_rebuild", extra={"session_id": self.session.session_id})
+            return False
 
     # Work beside the session
 
