@@ -45,14 +45,14 @@ _FENCES: Final = (
     _one(
         "epoch does not move",
         "a cancel moves the epoch before anything else",
-        f"{_CORE}.cancel:advance_epoch",
+        f"{_CORE}.cancel:_leave_epoch",
         "s.fences.advance_epoch()",
         "pass",
     ),
     _one(
         "cancel forgets to abort",
         "what was started under an epoch is stopped with it",
-        f"{_CORE}.cancel:advance_epoch",
+        f"{_CORE}.cancel:_leave_epoch",
         "if ids:",
         "if False:",
     ),
