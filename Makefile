@@ -30,7 +30,8 @@ test: dev-environment
 	$(BIN)/python -m duologue.setup
 	$(BIN)/python -m pytest $(ARGS)
 
-test-backends:
+test-backends: dev-environment
+	$(BIN)/python -m duologue.setup
 	scripts/backends.sh $(ARGS)
 
 check: dev-environment

@@ -1,15 +1,17 @@
 #!/bin/sh
 # Runs the tests of the heavy stage backends (Ray, vLLM on the CPU) in an environment of their own:
 #
-#   scripts/backends.sh            make the environment if need be, then test (arguments are passed to pytest)
+#   scripts/backends.sh            make the environment if need be, then test (arguments are passed to pytest). Some tests
+#                                  speak with the embedded models: `make test-backends` fetches those first
 #   scripts/backends.sh --setup    only make the environment
 #
 # The environment lies in the user's cache (3 GB) under a name made from the lock, so that every checkout of this
 # machine shares it and a changed lock makes a new one; .venv-backends links to it. Linux on x86_64 only: that is what
 # vLLM's CPU build exists for.
 #
-# torch is installed by pip as it is configured: its CPU build is a local file or another index for most people. The rest
-# comes from requirements/backends.lock through uv, which needs seconds where pip needs minutes.
+# The environment for development brings pip. torch is installed by it as it is configured: its CPU build is a local file or
+# another index for most people. The rest comes from requirements/backends.lock through uv, which needs seconds where pip needs
+# minutes.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -18,32 +20,37 @@ cd "$(dirname "$0")/.."
   exit 1
 }
 
+scripts/environment.sh dev
 lock=requirements/backends.lock
-python=${PYTHON:-python3}
+python=${VENV:-.venv}/bin/python
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/duologue/backends
 venv=$cache/py$version-$(cksum <"$lock" | tr ' ' '-')
+uv=$cache/uv-0.13.9
 
 # Modules are compiled on first use even where the machine says otherwise: importing vLLM from source takes minutes.
 unset PYTHONDONTWRITEBYTECODE
 
 make_environment() {
-  printf 'making the environment for the heavy backends (3 GB, a few minutes)\n'
-  mkdir -p "$cache"
-  "$python" -m venv --clear "$venv"
-  pip="$venv/bin/python -m pip install --quiet --quiet --no-input --disable-pip-version-check --no-compile"
-  $pip uv==0.13.9
-  $pip torch==2.13.0
-  "$venv/bin/uv" pip install --quiet --no-config --no-cache --python "$venv/bin/python" \
+  printf 'making the environment for the heavy backends (3 GB, about a minute)\n'
+  pip="--quiet --quiet --no-input --disable-pip-version-check --no-compile"
+  [ -x "$uv/bin/uv" ] || "$python" -m pip install $pip --target "$uv" "uv==${uv##*-}"
+  "$python" -m venv --clear --without-pip "$venv"
+  "$python" -m pip --python "$venv/bin/python" install $pip torch==2.13.0
+  "$uv/bin/uv" pip install --quiet --no-config --no-cache --python "$venv/bin/python" \
     --no-deps --require-hashes --only-binary :all: --requirement "$lock"
   : >"$venv/.complete"
 }
 
+mkdir -p "$cache"
+exec 9>"$cache/.lock" # two checkouts may come here at once
+flock 9
 [ -e "$venv/.complete" ] || make_environment
 touch "$venv"
 find "$cache" -mindepth 1 -maxdepth 1 -mtime +30 -exec rm -rf {} + # of locks that nobody uses any more
 [ ! -e .venv-backends ] || [ -L .venv-backends ] || rm -rf .venv-backends
 ln -sfn "$venv" .venv-backends
+exec 9>&-
 [ "${1:-}" != --setup ] || exit 0
 
 # The package is not installed there, since every checkout uses the environment: it is found by path, in workers too.

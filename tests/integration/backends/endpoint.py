@@ -43,6 +43,7 @@ class FakeEndpoint:
 
     base_url: str = ""
     requests: list[Seen] = field(default_factory=list)
+    connections: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def note(self) -> None:
@@ -64,6 +65,7 @@ async def fake_endpoint() -> AsyncIterator[FakeEndpoint]:
         task = asyncio.current_task()
         assert task is not None
         serving.add(task)
+        fake.connections += 1
         try:
             with suppress(asyncio.IncompleteReadError, ConnectionError):
                 while await _exchange(fake, reader, writer):

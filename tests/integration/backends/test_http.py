@@ -121,6 +121,17 @@ def test_an_abort_closes_the_connection(factory: str, text: str) -> None:
     play(scenario)
 
 
+def test_an_answer_that_was_read_to_its_end_leaves_the_connection_for_the_next() -> None:
+    async def scenario(fake: FakeEndpoint) -> None:
+        async with running(configured("ChatStage", fake, model="tiny")) as one:
+            for number in range(3):
+                assert (await one.ask(f"r{number}", "echo x"))[-1].finished
+            assert (len(fake.requests), fake.connections) == (3, 1)
+            assert not any(seen.hung_up for seen in fake.requests)
+
+    play(scenario)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 from openai import AsyncOpenAI
-from openai.types.chat import ChatCompletion
 
 from duologue.audio.wav import parse_wav, wav_header
 from tests.integration.cascade.recording import word_error_rate
 from tests.integration.cascade.test_engines import _TWO_CITIES as TWO_CITIES
-from tests.integration.http.host import host, on_loop, stock_client
+from tests.integration.http.host import host, on_loop, plain_client, stock_client
+from tests.integration.http.live import QUESTION, SPOKEN_RATE_HZ, chat, talk
 
 pytestmark = pytest.mark.weights
 
-QUESTION = "What is the capital of France?"
 TEXT = (
     "The weather was fine when we left the harbour in the morning. Nobody on the ship knew how long the journey would "
     "take. We had food for seven days, and water for nine. In the evening the wind became stronger, and the captain told "
@@ -63,18 +62,18 @@ async def a_recording_of_a_human_voice_is_understood(client: AsyncOpenAI, record
 
 
 async def what_is_asked_is_answered(client: AsyncOpenAI) -> None:
-    written = await ask(client)
+    written = await chat(client)
     assert "Paris" in (written.choices[0].message.content or "")
     assert written.usage is not None
     assert written.usage.prompt_tokens > written.usage.completion_tokens > 0
-    cut = await ask(client, "Tell me a long story.", max_tokens=3)
+    cut = await chat(client, "Tell me a long story.", max_tokens=3)
     assert cut.choices[0].finish_reason == "length"
     leaving = await client.chat.completions.create(
         model="cascade", messages=[{"role": "user", "content": "Count to a hundred."}], stream=True
     )
     await anext(aiter(leaving))
     await leaving.close()
-    several = await asyncio.gather(*(ask(client) for _ in range(4)))
+    several = await asyncio.gather(*(chat(client) for _ in range(4)))
     assert all("Paris" in (answer.choices[0].message.content or "") for answer in several)
 
 
@@ -105,10 +104,27 @@ async def a_spoken_question_gets_a_spoken_answer(client: AsyncOpenAI) -> None:
     assert word_error_rate(transcript, heard.text) < 0.2
 
 
-async def ask(client: AsyncOpenAI, question: str = QUESTION, max_tokens: int = 40) -> ChatCompletion:
-    return await client.chat.completions.create(
-        model="cascade",
-        messages=[{"role": "user", "content": question}],
-        temperature=0,
-        max_tokens=max_tokens,
-    )
+@on_loop
+async def test_with_the_language_model_behind_http(models_dir: Path) -> None:
+    """By configuration alone; the endpoint is a Duologue with a scripted model, which says what it was asked."""
+    async with (
+        host(recognise_s=0.0, think_s=0.0, speak_s=0.0, sentences=1) as endpoint,
+        host(
+            plugin="cascade",
+            models_dir=str(models_dir),
+            language_model=f"{endpoint.url}/v1",
+            endpoint_model="scripted",
+        ) as place,
+        stock_client(place) as client,
+    ):
+        assert [stage.name for stage in place.orchestrator.health()] == ["recognise", "respond", "speak"]
+        turn = await talk(place, client)
+        assert turn.status == "completed"
+        assert word_error_rate(QUESTION, turn.heard) == 0
+        assert turn.text.strip() == f"Sentence 1 about {turn.heard}."
+        assert turn.audio_bytes > SPOKEN_RATE_HZ, "it is spoken by the embedded voice"
+        written = await chat(client, "tea")
+        assert written.choices[0].message.content == "Sentence 1 about tea."
+        async with plain_client(endpoint) as plain:
+            seen = (await plain.get("/metrics")).text
+        assert 'duologue_http_requests_total{endpoint="chat",status="200"}' in seen

@@ -7,9 +7,10 @@ anything that was said.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final, TypeVar
 
 import httpx
@@ -23,6 +24,7 @@ SILENCE_TIMEOUT_S: Final = 60.0
 
 _DATA = "data:"
 _DONE = "[DONE]"
+_TAIL_S = 0.1
 _HINTS = {
     401: "check the API key",
     403: "check the API key and what it may use",
@@ -156,13 +158,23 @@ async def chat_chunks(response: httpx.Response) -> AsyncIterator[ChatChunk]:
 
 async def events(response: httpx.Response) -> AsyncIterator[str]:
     """The data of each server-sent event up to the closing mark; comments and other fields are passed over."""
-    async for line in response.aiter_lines():
+    lines = response.aiter_lines()
+    async for line in lines:
         if line.startswith(_DATA):
             data = line[len(_DATA) :].strip()
             if data == _DONE:
+                await _read_to_end(lines)
                 return
             if data:
                 yield data
+
+
+async def _read_to_end(lines: AsyncIterator[str]) -> None:
+    """A connection that was read to its end is used again; one that goes on all the same is closed by whoever leaves it."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_TAIL_S):
+            async for _ in lines:
+                pass
 
 
 def chat_chunk(data: str) -> ChatChunk:
