@@ -232,6 +232,19 @@ def test_field_F01_a_slow_socket_paces_and_is_no_fault() -> None:
     assert world.last(ResponseDone).status == "cancelled"
 
 
+def test_the_words_of_a_piece_of_audio_take_room_too() -> None:
+    """Else a piece that fits by its samples alone is lost at the bound, and the next one follows without it."""
+    runtime = DuplexSessionRuntimeConfig(max_pending_output_bytes_per_session=20_000, send_ahead_ms=None)
+    for letters in range(0, 3_000, 50):
+        world = answering(runtime, takes=False)
+        for _ in range(4):
+            world.speak(speech("x" * letters, 100))
+        starts = [event.start_ms for event in world.of(ResponseAudio)]
+        assert starts == [100 * number for number in range(len(starts))]
+        assert starts
+        assert world.core.phase == "open", letters
+
+
 def test_withdrawn_audio_frees_its_room_and_never_counts_as_played() -> None:
     world = answering(takes=False)
     world.speak(speech("A long answer.", 5_000))

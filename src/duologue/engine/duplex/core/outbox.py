@@ -25,6 +25,11 @@ class AudioEntry:
     def rest_ms(self) -> float:
         return (len(self.audio) - self.offset) * 500.0 / self.rate_hz
 
+    @property
+    def words(self) -> str:
+        """The text that leaves with the next slice: all of it with the first."""
+        return self.text if self.offset == 0 else ""
+
 
 @dataclass(slots=True)
 class DoneEntry:
@@ -67,11 +72,14 @@ class Outbox:
         self.queue = deque(entry for entry in self.queue if entry.response_id != response_id)
         self.backlog_ms = sum(entry.rest_ms for entry in self.queue if isinstance(entry, AudioEntry))
 
+    def slice_bytes(self, entry: AudioEntry, size_ms: int) -> int:
+        """How much :meth:`slice` takes."""
+        return min(max(1, entry.rate_hz * size_ms // 1000) * 2, len(entry.audio) - entry.offset)
+
     def slice(self, entry: AudioEntry, size_ms: int) -> tuple[bytes, float, str]:
         """Take at most ``size_ms`` from the head ``entry``; returns audio, its duration and the text that begins with it."""
-        size = max(1, entry.rate_hz * size_ms // 1000) * 2
-        piece = entry.audio[entry.offset : entry.offset + size]
-        text = entry.text if entry.offset == 0 else ""
+        piece = entry.audio[entry.offset : entry.offset + self.slice_bytes(entry, size_ms)]
+        text = entry.words
         entry.offset += len(piece)
         duration_ms = len(piece) * 500.0 / entry.rate_hz
         self.backlog_ms -= duration_ms

@@ -39,7 +39,7 @@ def release(s: SessionState) -> None:
 
 def _release_audio(s: SessionState, response: Response, entry: AudioEntry) -> bool:
     """Let one slice leave; false if it is not due yet."""
-    playback = s.playback
+    playback, outbox = s.playback, s.outbox
     slice_ms = min(entry.rest_ms, float(s.runtime.audio_delta_ms))
     send_ahead_ms = s.runtime.send_ahead_ms
     position = playback.position(s.now)
@@ -48,9 +48,9 @@ def _release_audio(s: SessionState, response: Response, entry: AudioEntry) -> bo
         # None while the clock waits for the socket: taking what is out moves it, and comes back here.
         s.pace_at = playback.reaches_at(playback.released_ms + slice_ms - send_ahead_ms)
         return False
-    if not s.has_room(int(slice_ms * entry.rate_hz / 500) * 4 // 3):
+    if not s.has_room(outbox.slice_bytes(entry, s.runtime.audio_delta_ms) * 4 // 3 + len(entry.words)):
         return False  # the socket is the pace: taking what is out comes back here
-    audio, duration_ms, text = s.outbox.slice(entry, s.runtime.audio_delta_ms)
+    audio, duration_ms, text = outbox.slice(entry, s.runtime.audio_delta_ms)
     item = response.item
     if item.base_ms is None:
         item.base_ms = playback.released_ms
