@@ -10,7 +10,7 @@ import pytest
 from duologue.audio.wav import parse_wav, wav_header
 from duologue.config.turns import TurnLimits
 from duologue.models.scripted.sound import tone
-from tests.integration.http.host import host, on_loop, stock_client
+from tests.integration.http.host import host, on_loop, plain_client, stock_client
 
 FAST = {"recognise_s": 0.0, "think_s": 0.0, "speak_s": 0.0, "sentence_ms": 200}
 WAV = wav_header(16_000, 32_000) + tone(1_000, rate_hz=16_000)
@@ -130,3 +130,24 @@ async def test_errors_are_the_client_s_own_exceptions() -> None:
             client.api_key = "wrong"
             with pytest.raises(openai.AuthenticationError):
                 await client.audio.speech.create(model="tts-1", voice="alloy", input="x")
+
+
+@on_loop
+async def test_whatever_was_read_to_its_end_counts_as_answered() -> None:
+    async with host(**FAST) as place, stock_client(place) as client, plain_client(place) as plain:
+        for stream in (False, True):
+            answer = await client.chat.completions.create(
+                model="scripted", messages=[{"role": "user", "content": "tea"}], stream=stream
+            )
+            if isinstance(answer, openai.AsyncStream):
+                assert [chunk async for chunk in answer]
+        async with client.audio.speech.with_streaming_response.create(
+            model="scripted", voice="alloy", input="Hello.", response_format="pcm"
+        ) as speech:
+            assert await speech.read()
+        await place.at_rest()
+        counted = [line for line in (await plain.get("/metrics")).text.splitlines() if "http_requests_total{" in line]
+    assert sorted(counted) == [
+        'duologue_http_requests_total{endpoint="chat",status="200"} 2.0',
+        'duologue_http_requests_total{endpoint="speech",status="200"} 1.0',
+    ]

@@ -59,6 +59,7 @@ class Exchange:
         self._gone = asyncio.Event()
         self._bound: asyncio.Timeout | None = None
         self._why: DuologueError | None = None
+        self._complete = False
 
     # -- the request
 
@@ -135,8 +136,9 @@ class Exchange:
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._gone.set()
-        self._expire()
+        if not self._complete:  # what ASGI says once an answer is complete, too, wherever its client is
+            self._gone.set()
+            self._expire()
 
     def _expire(self) -> None:
         if self._bound is not None and not self._bound.expired():
@@ -166,6 +168,7 @@ class Exchange:
         """A piece of the answer; returns when the connection can take more. Raises :class:`ClientGone`."""
         self.ended = last
         await self._put({"type": "http.response.body", "body": piece, "more_body": not last})
+        self._complete = last
 
     async def _put(self, message: Message) -> None:
         limit_s = self.limits.write_timeout_s
