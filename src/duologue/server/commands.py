@@ -10,6 +10,7 @@ from typing import Final, TypeVar, get_args
 
 from msgspec import UNSET, UnsetType
 
+from duologue.audio.format import AudioFormat
 from duologue.config.session import SessionConfig
 from duologue.engine.duplex.commands import (
     AckPlayback,
@@ -29,6 +30,7 @@ from duologue.engine.duplex.commands import (
     DuplexCommand,
     Heartbeat,
     InputItem,
+    ItemReference,
     OverlapHint,
     ResponseOptions,
     RetrieveItem,
@@ -40,7 +42,9 @@ from duologue.engine.duplex.events import ItemRole
 from duologue.errors import ClientFault, ErrorCode
 from duologue.outputs import ToolCall
 from duologue.server.settings import (
+    GA_RATE_HZ,
     SettingsReader,
+    audio_format,
     instructions_of,
     modality_of,
     token_limit,
@@ -48,7 +52,7 @@ from duologue.server.settings import (
     tools_of,
 )
 from duologue.wire import client_events as wire
-from duologue.wire.objects import ContentPart, Item, ResponseParams
+from duologue.wire.objects import AudioFormatParams, ContentPart, Item, OutputAudioParams, ResponseParams, Voice
 
 LONGEST_MS: Final = 24 * 3_600_000
 RESERVED_ID: Final = "root"  # the beginning, where a place is named
@@ -183,10 +187,7 @@ def _signal(event: wire.TurnSignal) -> SignalTurn:
 def _options(params: ResponseParams | None) -> ResponseOptions:
     if params is None:
         return ResponseOptions()
-    if params.input:
-        raise _unsupported_option("input", "answers the conversation as it stands")
-    if params.audio:
-        raise _unsupported_option("audio", "speaks with the session's voice and format")
+    voice, output_format = _output(params)
     names = params.output_modalities or params.modalities or None
     limit = token_limit(params.max_output_tokens, "response.max_output_tokens")
     return ResponseOptions(
@@ -198,19 +199,42 @@ def _options(params: ResponseParams | None) -> ResponseOptions:
         tools=None if params.tools is None else _set(tools_of(params.tools, "response")),
         tool_choice=None if params.tool_choice is None else _set(tool_choice_of(params.tool_choice, "response")),
         parallel_tool_calls=_set(params.parallel_tool_calls),
+        voice=voice,
+        output_format=output_format,
+        input=_input(params.input),
     )
+
+
+def _output(params: ResponseParams) -> tuple[str | None, AudioFormat | None]:
+    """Voice and format of one response."""
+    sink = (params.audio.output if params.audio else None) or OutputAudioParams()
+    named = sink.voice if sink.voice is not UNSET else params.voice
+    voice = named.id if isinstance(named, Voice) else named
+    if not isinstance(sink.format, AudioFormatParams):
+        return voice or None, None
+    rate = sink.format.rate if isinstance(sink.format.rate, int) else None
+    return voice or None, audio_format(sink.format.type, rate, GA_RATE_HZ, "response.audio.output.format")
+
+
+def _input(items: list[Item] | UnsetType | None) -> tuple[InputItem | ItemReference, ...] | None:
+    """What a response reads instead of the conversation: items, or references to some."""
+    if items is None or items is UNSET:
+        return None
+    return tuple(_input_entry(item, f"response.input[{index}]") for index, item in enumerate(items))
+
+
+def _input_entry(item: Item, param: str) -> InputItem | ItemReference:
+    if item.type == "item_reference":
+        return ItemReference(_field(item.id, f"{param}.id", "A reference needs the id of an item."))
+    try:
+        return input_item(item)
+    except ClientFault as fault:
+        inner = (fault.param or "item").removeprefix("item")
+        raise ClientFault(fault.code, fault.message, param=param + inner) from None
 
 
 def _set(value: _T | UnsetType | None) -> _T | None:
     return None if value is UNSET else value
-
-
-def _unsupported_option(name: str, instead: str) -> ClientFault:
-    return ClientFault(
-        ErrorCode.UNSUPPORTED_RESPONSE_OPTIONS,
-        f"response.{name} is not offered: a response {instead}.",
-        param=f"response.{name}",
-    )
 
 
 def _create_item(event: wire.ItemCreate) -> CreateItem:

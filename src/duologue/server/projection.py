@@ -96,6 +96,11 @@ class ResponseProjection:
         self._open: dict[str, _OpenResponse] = {}
 
     def created(self, event: events.ResponseCreated, config: SessionConfig) -> Frames:
+        config = msgspec.structs.replace(
+            config,
+            max_output_tokens=event.max_output_tokens,
+            output_format=event.output_format or config.output_format,
+        )
         self._open[event.response_id] = _OpenResponse(event, config)
         response = created_response(event, config, self._session_id)
         frames: Frames = [wire.ResponseCreated(response=response, response_id=self._own(event.response_id))]

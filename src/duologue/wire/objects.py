@@ -243,7 +243,7 @@ class ResponseParams(msgspec.Struct, frozen=True, kw_only=True):
     metadata: Metadata | UnsetType | None = UNSET
     max_output_tokens: Whole | Name | UnsetType | None = UNSET
     conversation: Name | UnsetType | None = UNSET
-    input: list[Item] | UnsetType | None = UNSET
+    input: Annotated[list[Item], Meta(max_length=256)] | UnsetType | None = UNSET
     audio: ResponseAudioParams | UnsetType | None = UNSET
     voice: Name | Voice | UnsetType | None = UNSET
     tools: Annotated[list[Tool], Meta(max_length=128)] | UnsetType | None = UNSET

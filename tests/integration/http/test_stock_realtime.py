@@ -101,3 +101,36 @@ async def test_a_call_without_words_is_the_whole_of_an_answer() -> None:
         assert seen[-1].response.status == "completed"
         (text,) = [event for event in seen if event.type == "response.output_text.done"]
         assert text.text == "Sentence 1 about sunny."
+
+
+@on_loop
+async def test_a_response_outside_the_conversation_beside_one_in_it() -> None:
+    async with (
+        host(**FAST) as place,
+        stock_client(place) as client,
+        client.realtime.connect(model="scripted") as connection,
+    ):
+        await connection.conversation.item.create(
+            item={"type": "message", "id": "first", "role": "user", "content": [{"type": "input_text", "text": "tea"}]}
+        )
+        await connection.response.create()
+        await connection.response.create(
+            response={
+                "conversation": "none",
+                "metadata": {"topic": "label"},
+                "output_modalities": ["text"],
+                "input": [
+                    {"type": "item_reference", "id": "first"},
+                    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "label it"}]},
+                ],  # type: ignore[list-item]
+            }
+        )
+        done = [(await until(connection, "response.done"))[-1].response for _ in range(2)]
+        beside = next(response for response in done if response.metadata)
+        spoken = next(response for response in done if not response.metadata)
+        assert (beside.conversation_id, beside.metadata) == (None, {"topic": "label"})
+        assert beside.output[0].content[0].text == "Sentence 1 about label it."
+        assert spoken.output[0].content[0].transcript == "Sentence 1 about tea."
+        await connection.conversation.item.retrieve(item_id=beside.output[0].id)
+        error = (await until(connection, "conversation.item.retrieved"))[-1]
+        assert error.error.code == "item_retrieve_invalid_item_id"

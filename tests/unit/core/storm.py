@@ -252,7 +252,11 @@ class Storm:
                 c.ClearOutput(response_id=rng.choice((None, response_id))),
                 c.CreateResponse(),
                 c.CreateResponse(
-                    options=c.ResponseOptions(modality=rng.choice((None, "text")), out_of_band=rng.random() < 0.1)
+                    options=c.ResponseOptions(
+                        modality=rng.choice((None, "text", "text")),
+                        out_of_band=rng.random() < 0.5,
+                        input=rng.choice((None, None, (c.ItemReference(item_id),))),
+                    )
                 ),
                 c.CancelResponse(response_id=rng.choice((None, response_id))),
                 c.CreateItem(

@@ -181,7 +181,7 @@ BAD = [
     ('{"type":"conversation.item.create","item":{"role":"user","content":[{"type":"input_image"}]},"event_id":"E"}',
      "invalid_item", "E"),
     ('{"type":"response.create","response":{"input":[{"type":"message"}]},"event_id":"E"}',
-     "unsupported_native_response_options", "E"),
+     "invalid_item", "E"),
 ]  # fmt: skip
 
 

@@ -11,8 +11,10 @@ from typing import Literal
 
 import msgspec
 
+from duologue.audio.format import AudioFormat
 from duologue.config.session import Modality, SessionPatch
 from duologue.engine.duplex.events import ItemRole
+from duologue.engine.duplex.plugin import HistoryEntry
 from duologue.outputs import ToolCall, ToolChoice, ToolDefinition
 
 OverlapHint = Literal[
@@ -72,7 +74,7 @@ class CallOutput(msgspec.Struct, frozen=True):
     output: str
 
 
-class InputItem(msgspec.Struct, frozen=True, kw_only=True):
+class InputItem(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A conversation item as a client creates it. Text only, or text beside audio that was transcribed elsewhere.
 
     ``call``: a function call of the past (role ``assistant``). ``output``: a result (role ``tool``).
@@ -85,8 +87,17 @@ class InputItem(msgspec.Struct, frozen=True, kw_only=True):
     output: CallOutput | None = None
 
 
+class ItemReference(msgspec.Struct, frozen=True, tag=True):
+    """An item of the conversation."""
+
+    item_id: str
+
+
 class ResponseOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What one ``response.create`` may override."""
+    """What one ``response.create`` may override.
+
+    ``input``: what is read instead of the conversation, oldest first; the core keeps what it found in ``context``.
+    """
 
     instructions: str | None = None
     modality: Modality | None = None
@@ -96,6 +107,10 @@ class ResponseOptions(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[ToolDefinition, ...] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    voice: str | None = None
+    output_format: AudioFormat | None = None
+    input: tuple[InputItem | ItemReference, ...] | None = None
+    context: tuple[HistoryEntry, ...] | None = None
 
 
 class CreateResponse(_Command, frozen=True, kw_only=True):

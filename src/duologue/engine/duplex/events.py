@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from duologue.audio.format import AudioFormat
 from duologue.config.session import Modality, SessionConfig
 from duologue.errors import ErrorCode
 
@@ -185,6 +186,8 @@ class ResponseCreated(_Event, frozen=True, kw_only=True):
     previous_item_id: str | None = None
     voice: str | None = None
     out_of_band: bool = False
+    max_output_tokens: int | None = None
+    output_format: AudioFormat | None = None
 
 
 class ResponseSpeak(_Event, frozen=True, kw_only=True):

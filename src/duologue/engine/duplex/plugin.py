@@ -88,6 +88,8 @@ class AppendPlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     conversation before this turn. ``seq`` counts from 1 per epoch, ``turn_seq`` from 1 per turn. ``final``: nothing more
     follows for this turn. ``respond`` false: only a transcript is wanted. ``rebuild``: the first piece of a request that
     takes the place of one lost with its replica (see :class:`Rebuild`).
+    ``out_of_band``: an answer beside the conversation, at the same time as one in it: it must not use what a stage
+    keeps for the session; ``seq`` is 0.
     """
 
     session_id: str
@@ -105,6 +107,7 @@ class AppendPlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     config: SessionConfig
     instructions: str
     rebuild: bool = False
+    out_of_band: bool = False
 
 
 class AppendPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -81,7 +81,7 @@ class CascadePlugin(DuplexModelPlugin):
             audio_rate_hz=request.rate_hz,
             messages=tuple(entry.message for entry in request.history),
             final=request.final,
-            session_key=request.session_id,
+            session_key="" if request.out_of_band else request.session_id,
             options={"instructions": request.instructions, "deltas": text_only},
             menu=request.config.menu,
         )

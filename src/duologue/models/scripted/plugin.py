@@ -83,7 +83,7 @@ class ScriptedPlugin(DuplexModelPlugin):
             audio=request.audio,
             audio_rate_hz=request.rate_hz,
             final=request.final,
-            session_key=request.session_id,
+            session_key="" if request.out_of_band else request.session_id,
             menu=None if told and not request.audio else request.config.menu,
         )
         return AppendPlan(prompt=prompt, final_stage_id=final_stage_id)

@@ -115,8 +115,8 @@ def made_for(entries: list[Made], session_id: str, stage: int) -> dict[str, list
 
 
 def planned_for(entries: list[Planned], session_id: str) -> Iterator[Planned]:
-    """The accepted appends of one session, in order."""
-    return (entry for entry in entries if entry.accepted and entry.session_id == session_id)
+    """The accepted appends of one session, in order; those beside the conversation have no number and are not of it."""
+    return (entry for entry in entries if entry.accepted and entry.session_id == session_id and entry.seq)
 
 
 def session_of(request_id: str) -> str:

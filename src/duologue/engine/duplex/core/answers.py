@@ -13,7 +13,7 @@ import msgspec
 
 from duologue.config.session import Modality, SessionConfig
 from duologue.engine.duplex.commands import ResponseOptions
-from duologue.engine.duplex.core import hearing, interruption, pacing, resident, submission, tools
+from duologue.engine.duplex.core import aside, hearing, interruption, pacing, resident, submission, tools
 from duologue.engine.duplex.core.effects import AbortRequests, ReleaseRequests
 from duologue.engine.duplex.core.history import Item
 from duologue.engine.duplex.core.items import ModelSpoke, StageFailed
@@ -115,11 +115,15 @@ def _request_for(s: SessionState, committed: CommittedTurn | None) -> StageReque
     return record
 
 
-def _config_for(s: SessionState, options: ResponseOptions, modality: Modality) -> SessionConfig:
+def config_for(s: SessionState, options: ResponseOptions, modality: Modality) -> SessionConfig:
     """The session's settings with what this one response overrides; a later update does not touch them."""
     config = s.config
     if modality != config.output_modality:
         config = msgspec.structs.replace(config, output_modality=modality)
+    if options.voice is not None:
+        config = msgspec.structs.replace(config, voice=options.voice)
+    if options.output_format is not None:
+        config = msgspec.structs.replace(config, output_format=options.output_format)
     if options.max_output_tokens is not None:
         config = msgspec.structs.replace(config, max_output_tokens=options.max_output_tokens)
     return with_tools(config, options)
@@ -142,7 +146,7 @@ def new_response(
     fence = record.fence if record.purpose != "resident" else s.fences.current
     response_id = f"resp-{s.session_id}-{fence.epoch}-{s.ids.next_hex()}"
     modality = options.modality or s.config.output_modality
-    config = _config_for(s, options, modality)
+    config = config_for(s, options, modality)
     item = Item(
         item_id=f"item_{response_id}",
         role="assistant",
@@ -166,7 +170,7 @@ def new_response(
     item.spoken = response.spoken
     known = item_id is not None and s.history.get(item_id) is not None
     previous = s.history.insert(item, item_id if known else None)
-    for user_item in s.history.unanswered():
+    for user_item in s.history.unanswered() if options.context is None else ():
         user_item.answered = True
         response.input_audio_ms += user_item.audio_ms
         if user_item.item_id == item_id:
@@ -184,6 +188,8 @@ def new_response(
             metadata=options.metadata,
             previous_item_id=previous,
             voice=config.voice,
+            max_output_tokens=config.max_output_tokens,
+            output_format=config.output_format,
         )
     )
     return response
@@ -204,6 +210,10 @@ def _deliver_held(s: SessionState, record: StageRequestRecord, response: Respons
 
 def model_spoke(s: SessionState, item: ModelSpoke) -> None:
     """Results of one stage output. The one place where staleness of outputs is judged."""
+    beside = s.asides.get(item.request_id)
+    if beside is not None:
+        aside.model_spoke(s, beside, item)
+        return
     record = s.requests.get(item.request_id)
     if record is None or record.fence.epoch != s.fences.epoch or s.phase != "open":
         return

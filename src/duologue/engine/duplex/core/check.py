@@ -20,6 +20,8 @@ def after_step(s: SessionState) -> None:
         require(False, f"response {response.response_id} is {response.state} and still current")
     if s.phase == "closed" and response is not None:
         require(False, f"the session is closed and response {response.response_id} is open")
+    if s.phase == "closed" and s.asides:
+        require(False, f"the session is closed and {len(s.asides)} responses outside the conversation are open")
     if s.overlap is not None and s.turn is None:
         require(False, "speech during an answer is undecided but nobody speaks")
     if outbox.held != (s.overlap is not None):

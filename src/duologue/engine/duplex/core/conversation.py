@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 
+import msgspec
+
 from duologue.config.session import check_tools
 from duologue.engine.duplex.commands import (
     AckPlayback,
@@ -17,11 +19,12 @@ from duologue.engine.duplex.commands import (
     CreateResponse,
     DeleteItem,
     InputItem,
+    ItemReference,
     RetrieveItem,
     TruncateItem,
 )
-from duologue.engine.duplex.core import answers, cancel, hearing, pacing, tools
-from duologue.engine.duplex.core.history import Item
+from duologue.engine.duplex.core import answers, aside, cancel, hearing, pacing, tools
+from duologue.engine.duplex.core.history import History, Item
 from duologue.engine.duplex.core.responses import Response
 from duologue.engine.duplex.core.state import SessionState
 from duologue.engine.duplex.events import (
@@ -32,21 +35,23 @@ from duologue.engine.duplex.events import (
     OutputCleared,
     PlaybackAcknowledged,
 )
+from duologue.engine.duplex.plugin import HistoryEntry
 from duologue.errors import ClientFault, ErrorCode
 
 
 def create_response(s: SessionState, command: CreateResponse) -> None:
     """``response.create``."""
-    options = command.options
-    if options.out_of_band:
-        s.error(
-            ErrorCode.UNSUPPORTED_RESPONSE_OPTIONS,
-            "Responses outside the conversation are not offered; omit conversation, or use 'auto'.",
-            event_id=command.event_id,
-            param="response.conversation",
-        )
-        return
     if not _options_fit(s, command):
+        return
+    options = command.options
+    if options.input is not None:
+        context = _context(s, command, options.input)
+        if context is None:
+            return
+        options = msgspec.structs.replace(options, input=None, context=context)
+        command = msgspec.structs.replace(command, options=options)
+    if options.out_of_band:
+        aside.create(s, command)
         return
     response = s.response
     if response is not None and response.generating:
@@ -66,7 +71,7 @@ def create_response(s: SessionState, command: CreateResponse) -> None:
     waiting = {wanted.item_id for wanted in s.wanted}
     unanswered = [item for item in s.history.unanswered() if item.item_id not in waiting]
     spoken = next((item for item in reversed(unanswered) if _was_heard(s, item)), None)
-    if spoken is not None:
+    if spoken is not None and options.context is None:
         answers.want(s, spoken.item_id, options)
     elif s.capabilities.supports_text_turns:
         answers.want(s, None, options)
@@ -91,10 +96,39 @@ def _options_fit(s: SessionState, command: CreateResponse) -> bool:
         check_tools(config, "response")
         if command.options.tools is not None:
             s.capabilities.check(config, "response")
+        voice = command.options.voice
+        if voice is not None and voice != s.config.voice and s.spoke and s.capabilities.fixed_voice_after_audio:
+            raise ClientFault(
+                ErrorCode.VOICE_UPDATE_UNSUPPORTED,
+                f"The assistant has spoken with voice {s.config.voice!r}; the voice cannot change any more.",
+                param="response.audio.output.voice",
+            )
     except ClientFault as fault:
         s.error(fault.code, fault.message, event_id=command.event_id, param=fault.param)
         return False
     return True
+
+
+def _context(
+    s: SessionState, command: CreateResponse, given: tuple[InputItem | ItemReference, ...]
+) -> tuple[HistoryEntry, ...] | None:
+    """What a response reads instead of the conversation; ``None`` if it names what is not there, which is told."""
+    context = History(max(1, len(given)), s.runtime.max_history_chars)
+    for index, entry in enumerate(given):
+        if isinstance(entry, InputItem):
+            context.append(_item(entry, f"input_{index}"))
+            continue
+        item = s.history.get(entry.item_id)
+        if item is None:
+            s.error(
+                ErrorCode.ITEM_NOT_FOUND,
+                f"There is no item {entry.item_id!r} in this conversation.",
+                event_id=command.event_id,
+                param=f"response.input[{index}].id",
+            )
+            return None
+        context.append(item)
+    return context.prompt()
 
 
 def _was_heard(s: SessionState, item: Item) -> bool:
@@ -104,6 +138,10 @@ def _was_heard(s: SessionState, item: Item) -> bool:
 
 def cancel_response(s: SessionState, command: CancelResponse) -> None:
     """``response.cancel``: acts on the response in progress only; naming another one is an error without effect."""
+    beside = aside.named(s, command.response_id)
+    if beside is not None:
+        aside.cancel(s, beside)
+        return
     response = s.response
     if response is None or (command.response_id is not None and command.response_id != response.response_id):
         named = f"response {command.response_id}" if command.response_id is not None else "no response"
@@ -183,7 +221,15 @@ def create_item(s: SessionState, command: CreateItem) -> None:
             param="item.call_id",
         )
         return
-    item = Item(
+    item = _item(given, item_id)
+    if given.output is not None:
+        tools.answered(s, given.output)
+    previous = s.history.insert(item, after)
+    s.emit(ItemAdded(item=item.view(), previous_item_id=previous))
+
+
+def _item(given: InputItem, item_id: str) -> Item:
+    return Item(
         item_id=item_id,
         role=given.role,
         texts=given.texts,
@@ -191,10 +237,6 @@ def create_item(s: SessionState, command: CreateItem) -> None:
         call=given.call,
         output=given.output,
     )
-    if given.output is not None:
-        tools.answered(s, given.output)
-    previous = s.history.insert(item, after)
-    s.emit(ItemAdded(item=item.view(), previous_item_id=previous))
 
 
 def _chars(given: InputItem) -> int:

@@ -51,6 +51,7 @@ class SubmitAppend(_Effect, frozen=True, kw_only=True):
     """Plan and submit one piece of input. One is in flight at a time. Answer: ``AppendAccepted`` or ``AppendFailed``.
 
     ``first``: the request does not exist at the stage yet. ``rebuild``: it takes the place of one that was lost.
+    ``out_of_band``: it is beside the conversation, and has no sequence number.
     """
 
     number: int
@@ -69,6 +70,7 @@ class SubmitAppend(_Effect, frozen=True, kw_only=True):
     config_generation: int
     instructions: str
     rebuild: bool = False
+    out_of_band: bool = False
 
 
 class AbortRequests(_Effect, frozen=True, kw_only=True):

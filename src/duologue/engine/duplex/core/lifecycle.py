@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from duologue.config.session import SessionConfig, merge
 from duologue.engine.duplex.commands import ResponseOptions, SignalTurn, UpdateSession
-from duologue.engine.duplex.core import answers, cancel, intake, interruption, pacing, rebuild, tools, turns
+from duologue.engine.duplex.core import answers, aside, cancel, intake, interruption, pacing, rebuild, tools, turns
 from duologue.engine.duplex.core.effects import AnswerControl, ApplyConfig, CleanupSession, EndSession, JudgeConfig
 from duologue.engine.duplex.core.endpoint import FRAME_SAMPLES, Endpointer
 from duologue.engine.duplex.core.history import Item
@@ -203,6 +203,7 @@ def begin_close(s: SessionState) -> None:
         return
     s.phase = advance(SESSION, s.phase, "close_begun")
     s.wanted.clear()
+    aside.end_all(s)
     response = s.response
     if response is not None:
         if s.close_fault is not None:
@@ -250,7 +251,9 @@ def close_requested(s: SessionState, item: CloseRequested) -> None:
         begin_close(s)
     if not s.cleanup_started:  # also if the terminal was claimed before: what the stages hold is cleaned in any case
         s.cleanup_started = True
-        ids = tuple(dict.fromkeys([*s.requests.clear(), *(append.request_id for append in s.tail.orphans.values())]))
+        beside = () if s.tail.beside is None else (s.tail.beside[1],)
+        orphans = (append.request_id for append in s.tail.orphans.values())
+        ids = tuple(dict.fromkeys([*s.requests.clear(), *orphans, *beside]))
         s.tail.void()
         s.do(CleanupSession(request_ids=ids))
 
@@ -278,6 +281,10 @@ def terminal_claimed(s: SessionState) -> None:
 def stage_failed(s: SessionState, item: StageFailed) -> None:
     """A stage failed: the response it worked for fails; for a resident model, or a lost worker, the session ends."""
     if s.phase != "open":
+        return
+    beside = s.asides.get(item.request_id) if item.request_id is not None else None
+    if beside is not None and not item.session_ends:
+        aside.fail(s, beside, item.code, item.message)
         return
     if item.request_id is not None and s.requests.get(item.request_id) is None and not item.session_ends:
         return

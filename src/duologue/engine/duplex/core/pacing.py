@@ -104,12 +104,12 @@ def withdraw(s: SessionState, response: Response) -> None:
     """Nothing more of ``response`` may be sent; what of it was not heard is not part of the conversation."""
     position_ms = s.playback.position(s.now)
     s.outbox.remove(response.response_id)
-    _invalidate(s, response.response_id, response.item)
+    invalidate(s, response.response_id, response.item)
     s.pace_at = None
     response.item.cut_to(position_ms)
 
 
-def _invalidate(s: SessionState, response_id: str, item: Item | None) -> None:
+def invalidate(s: SessionState, response_id: str, item: Item | None) -> None:
     """Take back what no socket has taken."""
     untaken_ms = s.outbox.withdraw(response_id)
     if untaken_ms is not None:
@@ -128,7 +128,7 @@ def withdraw_finished(s: SessionState) -> None:
     waiting = {entry.response_id for entry in s.outbox.released if entry.audio_ms > 0.0}
     for response_id in sorted(rid for rid in waiting if rid is not None):
         if current is None or response_id != current.response_id:
-            _invalidate(s, response_id, items.get(response_id))
+            invalidate(s, response_id, items.get(response_id))
     for item in items.values():
         item.cut_to(position_ms)
 

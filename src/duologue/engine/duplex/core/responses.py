@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 
 from duologue.config.session import Modality, SessionConfig
 from duologue.engine.duplex.commands import ResponseOptions
+from duologue.engine.duplex.contracts import DuplexFence
 from duologue.engine.duplex.core.heard import SpokenText
 from duologue.engine.duplex.core.history import Item
 from duologue.engine.duplex.core.tables import RESPONSE, advance
 from duologue.engine.duplex.events import Usage
+from duologue.engine.duplex.plugin import HistoryEntry
 
 OPEN_STATES = frozenset({"created", "speaking", "draining"})
 
@@ -58,3 +60,14 @@ class Response:
 
     def advance(self, event: str) -> None:
         self.state = advance(RESPONSE, self.state, event)
+
+
+@dataclass(slots=True)
+class Aside:
+    """One response outside the conversation, and the request that works for it. ``history``: what it reads."""
+
+    request_id: str
+    fence: DuplexFence
+    response: Response
+    history: tuple[HistoryEntry, ...]
+    submitted: bool = False

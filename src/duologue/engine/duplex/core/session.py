@@ -293,6 +293,8 @@ class DuplexEngineSession:
     def bind_stage_request(self, stage_id: int, request_id: str, *, fence: DuplexFence) -> None:
         """Stage ``stage_id`` took ``request_id`` under ``fence``. Raises :class:`DuplexFenceMismatchError` if it is stale."""
         record = self._state.requests.get(request_id)
+        if request_id in self._state.asides:
+            return
         if record is None or fence.epoch != self._state.fences.epoch or fence.session_id != self.session_id:
             raise DuplexFenceMismatchError(
                 f"stage {stage_id} bound a request of epoch {fence.epoch}; the session is at {self._state.fences.epoch}"
@@ -312,12 +314,15 @@ class DuplexEngineSession:
 
     def response_id_for_request(self, request_id: str) -> str | None:
         """The response that a live request works for."""
+        aside = self._state.asides.get(request_id)
+        if aside is not None:
+            return aside.response.response_id
         record = self._state.requests.get(request_id)
         return record.response_id if record is not None else None
 
     def live_request_ids(self) -> tuple[str, ...]:
         """Ids of the stage requests that are alive."""
-        return tuple(self._state.requests.records)
+        return (*self._state.requests.records, *self._state.asides)
 
     def tables(self) -> Mapping[str, int]:
         """Sizes of everything that must be empty when the session is at rest."""
@@ -330,6 +335,7 @@ class DuplexEngineSession:
             "untaken": len(s.outbox.released),
             "wanted": len(s.wanted),
             "response": int(s.response is not None),
+            "asides": len(s.asides) + (s.tail.beside is not None),
             "turn": int(s.turn is not None),
         }
 

@@ -25,7 +25,7 @@ from duologue.engine.duplex.core.outbox import Outbox
 from duologue.engine.duplex.core.overlap import Overlap
 from duologue.engine.duplex.core.playback import PlaybackClock
 from duologue.engine.duplex.core.requests import RequestTable
-from duologue.engine.duplex.core.responses import Response
+from duologue.engine.duplex.core.responses import Aside, Response
 from duologue.engine.duplex.core.silence import SilenceClock
 from duologue.engine.duplex.core.tables import TURN, advance
 from duologue.engine.duplex.core.tail import AppendTail
@@ -227,6 +227,7 @@ class SessionState:
     turn: UserTurn | None = None
     overlap: Overlap | None = None
     commit_wait: CommitWait | None = None
+    asides: dict[str, Aside] = field(default_factory=dict)
     committed: dict[str, CommittedTurn] = field(default_factory=dict)
     wanted: deque[WantedAnswer] = field(default_factory=deque)
     response: Response | None = None

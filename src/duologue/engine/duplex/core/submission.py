@@ -7,7 +7,7 @@ that its prompt needs.
 
 from __future__ import annotations
 
-from duologue.engine.duplex.core import answers, resident
+from duologue.engine.duplex.core import answers, aside, resident
 from duologue.engine.duplex.core.effects import AbortRequests, SubmitAppend
 from duologue.engine.duplex.core.items import AppendAccepted, AppendFailed
 from duologue.engine.duplex.core.requests import StageRequestRecord
@@ -29,7 +29,12 @@ def pump(s: SessionState) -> None:
     tail = s.tail
     if not tail.queue:
         s.transcript_wait = None
-    if tail.blocked or not tail.queue or s.phase != "open" or s.rebuild_by is not None:
+    if tail.blocked or s.phase != "open" or s.rebuild_by is not None:
+        return
+    if not tail.queue:
+        beside = aside.next_submission(s)
+        if beside is not None:
+            s.do(beside)
         return
     head = tail.queue[0]
     record = s.requests.get(head.request_id)
@@ -74,6 +79,8 @@ def _submission(s: SessionState, append: PendingAppend, record: StageRequestReco
         instructions = config.instructions if wished is None else wished
     if not s.resident_family or not record.submitted:
         history = s.history.prompt(before=append.item_id)
+    if response is not None and record.response_id == response.response_id and response.options.context is not None:
+        history = response.options.context
     same_turn = append.fence.turn_id == s.fences.turn_id
     return SubmitAppend(
         number=append.number,
@@ -97,6 +104,11 @@ def _submission(s: SessionState, append: PendingAppend, record: StageRequestReco
 
 def accepted(s: SessionState, item: AppendAccepted) -> None:
     """The stage has it."""
+    beside = s.tail.settle_beside(item.number)
+    if beside is not None:
+        aside.settled(s, beside, None)
+        pump(s)
+        return
     append = s.tail.settle(item.number, accepted=True)
     if append is None:
         _undo_orphan(s, item.number, accepted=True)
@@ -129,6 +141,11 @@ def _undo_orphan(s: SessionState, number: int, *, accepted: bool) -> None:
 
 def failed(s: SessionState, item: AppendFailed) -> None:
     """The stage did not take it: nothing behind it is submitted either, and the audio is kept for another try."""
+    beside = s.tail.settle_beside(item.number)
+    if beside is not None:
+        aside.settled(s, beside, (item.code, item.message))
+        pump(s)
+        return
     append = s.tail.settle(item.number, accepted=False)
     if append is None:
         _undo_orphan(s, item.number, accepted=False)

@@ -37,6 +37,7 @@ class AppendTail:
     queue: deque[PendingAppend] = field(default_factory=deque)
     in_flight: PendingAppend | None = None
     orphans: dict[int, PendingAppend] = field(default_factory=dict)
+    beside: tuple[int, str] | None = None  # number and request of a submission that is of no turn
     numbers: int = 0
     accepted: int = 0
     failed: int = 0
@@ -49,7 +50,20 @@ class AppendTail:
     @property
     def blocked(self) -> bool:
         """Whether something is on its way to the stage: an orphan too, since order must hold across it."""
-        return self.in_flight is not None or bool(self.orphans)
+        return self.in_flight is not None or bool(self.orphans) or self.beside is not None
+
+    def begin_beside(self, request_id: str) -> int:
+        """A submission that is of no turn is on its way; returns its number."""
+        self.numbers += 1
+        self.beside = (self.numbers, request_id)
+        return self.numbers
+
+    def settle_beside(self, number: int) -> str | None:
+        """The answer to such a submission; its request, ``None`` if it is the answer to another."""
+        if self.beside is None or self.beside[0] != number:
+            return None
+        request_id, self.beside = self.beside[1], None
+        return request_id
 
     @property
     def held_bytes(self) -> int:

@@ -104,7 +104,8 @@ class SessionEmitter:
             return
         match event:
             case ResponseAudio() | ResponseText():
-                if event.epoch < self._ctx.session.epoch or event.response_id not in self._open_responses:
+                created = self._open_responses.get(event.response_id)
+                if created is None or (event.epoch < self._ctx.session.epoch and not created.out_of_band):
                     self.dropped_stale += 1
                     return
             case ResponseCreated():

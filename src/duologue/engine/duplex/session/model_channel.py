@@ -105,6 +105,7 @@ class ModelChannel:
         plugin = ctx.plugin
         self._silence = plugin if isinstance(plugin, SilenceContinuation) else None
         self._generation = -1
+        self._config: SessionConfig | None = None
         self._sampling: tuple[SamplingParams, ...] = ()
         self._session_config: Options = {}
         self._context: DuplexStageRequestContext | None = None
@@ -162,11 +163,12 @@ class ModelChannel:
             config=effect.config,
             instructions=effect.instructions,
             rebuild=effect.rebuild,
+            out_of_band=effect.out_of_band,
         )
 
     def _plan(self, effect: SubmitAppend, request: AppendPlanRequest) -> DuplexStageSubmission:
-        if effect.config_generation != self._generation:
-            self.configure(effect.config, effect.config_generation)
+        if effect.config_generation != self._generation or effect.config != self._config:
+            self.configure(effect.config, effect.config_generation)  # a response may have settings of its own
         try:
             plan = self._ctx.plugin.plan_append(self._ctx.model_state, request)
             if not isinstance(plan, AppendPlan):
@@ -224,6 +226,7 @@ class ModelChannel:
         self._sampling = sampling
         self._session_config = _stage_view(config)
         self._generation = generation
+        self._config = config
         self._context = None
 
     def _start(self, effect: SubmitAppend, request: AppendPlanRequest, submission: DuplexStageSubmission) -> None:

@@ -1,0 +1,258 @@
+"""Responses outside the conversation: text beside whatever is said in it.
+
+Rules kept here: such a response reads the conversation (or the input it is given) as it stands when it is asked for, and
+changes nothing of it; it lives beside epochs: what stops the conversation's answer does not stop it; it is submitted in its
+turn, since one submission is in flight at a time; each has exactly one terminal; so many may be open as answers may wait.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+import msgspec
+
+from duologue.engine.duplex.commands import CreateResponse
+from duologue.engine.duplex.core import answers, pacing, submission
+from duologue.engine.duplex.core.effects import AbortRequests, ReleaseRequests, SubmitAppend
+from duologue.engine.duplex.core.history import Item
+from duologue.engine.duplex.core.items import ModelSpoke
+from duologue.engine.duplex.core.responses import Aside, Response
+from duologue.engine.duplex.core.state import SessionState
+from duologue.engine.duplex.events import (
+    CancelReason,
+    FunctionCalled,
+    ResponseCreated,
+    ResponseDone,
+    ResponseStatus,
+    ResponseText,
+)
+from duologue.engine.duplex.results import (
+    FunctionCall,
+    Listened,
+    ModelFailed,
+    ModelResult,
+    Speech,
+    TokensUsed,
+    TurnEnded,
+    UserTranscript,
+)
+from duologue.errors import ErrorCode
+from duologue.ids import stage_request_id
+from duologue.outputs import ToolCall
+
+
+def create(s: SessionState, command: CreateResponse) -> None:
+    """``response.create`` with ``conversation`` ``none``."""
+    options = command.options
+    refusal = _refusal(s, command)
+    if refusal is not None:
+        code, message, param = refusal
+        s.error(code, message, event_id=command.event_id, param=param)
+        return
+    fence = s.fences.current
+    response_id = f"resp-{s.session_id}-{fence.epoch}-{s.ids.next_hex()}"
+    item = Item(item_id=f"item_{response_id}", role="assistant", status="in_progress", response_id=response_id)
+    response = Response(
+        response_id=response_id,
+        item=item,
+        epoch=fence.epoch,
+        turn_id=fence.turn_id,
+        config=answers.config_for(s, options, "text"),
+        modality="text",
+        options=options,
+        created_at=s.now,
+    )
+    item.spoken = response.spoken
+    request_id = stage_request_id(s.session_id, fence.epoch, f"stage0-aside-{response_id.rpartition('-')[2]}")
+    history = options.context if options.context is not None else s.history.prompt()
+    s.asides[request_id] = Aside(request_id, fence, response, history)
+    response.announced = s.emit(
+        ResponseCreated(
+            response_id=response_id,
+            item_id=item.item_id,
+            epoch=fence.epoch,
+            turn_id=fence.turn_id,
+            modality="text",
+            metadata=options.metadata,
+            out_of_band=True,
+            max_output_tokens=response.config.max_output_tokens,
+        )
+    )
+    submission.pump(s)
+
+
+def _refusal(s: SessionState, command: CreateResponse) -> tuple[ErrorCode, str, str | None] | None:
+    if s.resident_family or not s.capabilities.supports_text_turns:
+        message = "This model answers within the conversation only; omit conversation, or use 'auto'."
+        return ErrorCode.UNSUPPORTED_RESPONSE_OPTIONS, message, "response.conversation"
+    if (command.options.modality or s.config.output_modality) != "text":
+        message = "A response outside the conversation is written, not spoken: set output_modalities to ['text']."
+        return ErrorCode.UNSUPPORTED_RESPONSE_OPTIONS, message, "response.output_modalities"
+    if len(s.asides) >= s.runtime.max_pending_turns_per_session:
+        message = f"{len(s.asides)} responses outside the conversation are open, which is the limit."
+        return ErrorCode.INPUT_BACKPRESSURE, message, None
+    return None
+
+
+def next_submission(s: SessionState) -> SubmitAppend | None:
+    """The next one that waits to be submitted; it is in flight from here on."""
+    waiting = next((aside for aside in s.asides.values() if not aside.submitted), None)
+    if waiting is None:
+        return None
+    waiting.submitted = True
+    number = s.tail.begin_beside(waiting.request_id)
+    config = waiting.response.config
+    wished = waiting.response.options.instructions
+    return SubmitAppend(
+        number=number,
+        request_id=waiting.request_id,
+        fence=waiting.fence,
+        seq=0,
+        turn_seq=0,
+        audio=b"",
+        first=True,
+        final=True,
+        respond=True,
+        silence=False,
+        force_listen=False,
+        history=waiting.history,
+        config=config,
+        config_generation=s.config_generation,
+        instructions=config.instructions if wished is None else wished,
+        out_of_band=True,
+    )
+
+
+def settled(s: SessionState, request_id: str, failure: tuple[ErrorCode, str] | None) -> None:
+    """The stage took the submission, or did not (``failure``); it may not be wanted any more."""
+    aside = s.asides.get(request_id)
+    if aside is None:
+        s.do(AbortRequests(request_ids=(request_id,)))
+    elif failure is not None:
+        fail(s, aside, *failure)
+
+
+# -- results -------------------------------------------------------------------------------------------------------------
+
+
+def model_spoke(s: SessionState, aside: Aside, item: ModelSpoke) -> None:
+    """Results of one stage output."""
+    s.lease.touch(s.now)
+    for result in item.results:
+        _apply(s, aside, result)
+        if s.asides.get(aside.request_id) is not aside:
+            return
+    if item.finished:
+        s.do(ReleaseRequests(request_ids=(aside.request_id,)))
+        if aside.response.generating:
+            aside.response.advance("generated")
+        aside.response.advance("drained")
+        _finish(s, aside, "completed")
+
+
+def _apply(s: SessionState, aside: Aside, result: ModelResult) -> None:
+    response = aside.response
+    match result:
+        case Speech():
+            if response.generating and result.text:
+                _say(s, response, result.text)
+        case FunctionCall():
+            if response.generating:
+                _call(s, response, result)
+        case TokensUsed():
+            response.usage = response.usage.plus(result.input_tokens, result.output_tokens, result.cached_tokens)
+        case TurnEnded():
+            if response.generating:
+                response.advance("generated")
+        case ModelFailed():
+            fail(s, aside, ErrorCode.RUNTIME_STREAM_FAILED, result.message)
+        case UserTranscript() | Listened():
+            pass
+        case _:
+            assert_never(result)
+
+
+def _say(s: SessionState, response: Response, text: str) -> None:
+    response.advance("content")
+    response.spoken.extend(text, 0, s.capabilities.output_rate_hz, ())
+    event = ResponseText(
+        response_id=response.response_id, item_id=response.item.item_id, epoch=response.epoch, text=text
+    )
+    s.emit(event, response_id=response.response_id)
+
+
+def _call(s: SessionState, response: Response, result: FunctionCall) -> None:
+    """A call that the conversation does not know: the client makes of it what it likes, and sends no result."""
+    menu = response.config.menu
+    if menu is None or all(tool.name != result.name for tool in menu.tools):
+        return
+    call = ToolCall(name=result.name, arguments=result.arguments, call_id=f"call_{s.ids.next_hex()}")
+    item = Item(item_id=f"item_{call.call_id}", role="assistant", call=call, response_id=response.response_id)
+    leads = not response.has_content
+    response.calls.append(item)
+    s.emit(
+        FunctionCalled(response_id=response.response_id, epoch=response.epoch, item=item.view(), leads=leads),
+        response_id=response.response_id,
+    )
+
+
+# -- the end -------------------------------------------------------------------------------------------------------------
+
+
+def named(s: SessionState, response_id: str | None) -> Aside | None:
+    """The open response of this id, if it is outside the conversation."""
+    return next((aside for aside in s.asides.values() if aside.response.response_id == response_id), None)
+
+
+def cancel(s: SessionState, aside: Aside) -> None:
+    """The client does not want it any more."""
+    s.do(AbortRequests(request_ids=(aside.request_id,)))
+    pacing.invalidate(s, aside.response.response_id, None)
+    aside.response.advance("cancelled")
+    _finish(s, aside, "cancelled", reason="client_cancelled")
+
+
+def fail(s: SessionState, aside: Aside, code: ErrorCode, message: str) -> None:
+    """A stage, or the model, gave up on it."""
+    s.do(AbortRequests(request_ids=(aside.request_id,)))
+    s.error(code, message, response_id=aside.response.response_id)
+    aside.response.advance("failed")
+    _finish(s, aside, "failed", error=code, message=message)
+
+
+def end_all(s: SessionState) -> None:
+    """The session closes."""
+    for aside in list(s.asides.values()):
+        cancel(s, aside)
+
+
+def _finish(
+    s: SessionState,
+    aside: Aside,
+    status: ResponseStatus,
+    *,
+    reason: CancelReason | None = None,
+    error: ErrorCode | None = None,
+    message: str = "",
+) -> None:
+    del s.asides[aside.request_id]
+    response = aside.response
+    response.item.status = "completed" if status == "completed" else "incomplete"
+    if not response.announced:
+        return
+    s.emit(
+        ResponseDone(
+            response_id=response.response_id,
+            epoch=response.epoch,
+            status=status,
+            reason=reason,
+            error=error,
+            error_message=message,
+            modality="text",
+            item=response.item.view() if response.has_content else None,
+            calls=tuple(call.view() for call in response.calls),
+            full_text=response.spoken.text,
+            metadata=response.metadata,
+            usage=msgspec.structs.replace(response.usage, output_audio_ms=0),
+        )
+    )
