@@ -20,7 +20,7 @@ from duologue.engine.duplex.commands import (
     ResponseOptions,
 )
 from duologue.engine.duplex.core.effects import SubmitAppend
-from duologue.engine.duplex.core.items import AppendFailed, StageFailed
+from duologue.engine.duplex.core.items import AppendFailed, Replaced, ReplicaLost, StageFailed
 from duologue.engine.duplex.events import (
     ErrorRaised,
     FunctionCalled,
@@ -158,6 +158,20 @@ def test_its_failure_is_its_own(how: str) -> None:
     assert (done.status, done.response_id) == ("failed", world.of(ResponseCreated)[0].response_id)
     assert world.last(ErrorRaised).response_id == done.response_id
     assert world.state.response is not None and world.state.response.open
+
+
+def test_a_lost_replica_ends_what_was_submitted_and_not_what_waits() -> None:
+    world = World(MANUAL, auto=False)
+    first = aside(world)
+    aside(world)
+    world.apply(ReplicaLost(message="gone"))
+    assert [event.status for event in world.of(ResponseDone)] == ["failed"]
+    assert world.last(ErrorRaised).code is ErrorCode.REPLICA_UNAVAILABLE
+    world.answer(world.take(SubmitAppend))
+    assert first.request_id in world.aborted and len(world.submits) == 1
+    world.apply(Replaced())
+    says(world, world.submits[-1], "Here.")
+    assert world.last(ResponseDone).status == "completed" and len(world.submits) == 2
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

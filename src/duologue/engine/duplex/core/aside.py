@@ -220,6 +220,12 @@ def fail(s: SessionState, aside: Aside, code: ErrorCode, message: str) -> None:
     _finish(s, aside, "failed", error=code, message=message)
 
 
+def lost(s: SessionState, message: str) -> None:
+    """A replica is gone: what was submitted may have been there, and what it was asked is not asked again."""
+    for aside in [aside for aside in s.asides.values() if aside.submitted]:
+        fail(s, aside, ErrorCode.REPLICA_UNAVAILABLE, message)
+
+
 def end_all(s: SessionState) -> None:
     """The session closes."""
     for aside in list(s.asides.values()):

@@ -8,7 +8,7 @@ that lasts no longer than ``rebuild_timeout_s``.
 
 from __future__ import annotations
 
-from duologue.engine.duplex.core import answers, cancel, pacing, submission
+from duologue.engine.duplex.core import answers, aside, cancel, pacing, submission
 from duologue.engine.duplex.core.items import ReplicaLost
 from duologue.engine.duplex.core.responses import Response
 from duologue.engine.duplex.core.state import SessionState, WantedAnswer
@@ -33,6 +33,7 @@ def lost(s: SessionState, item: ReplicaLost) -> None:
     s.lost_message = item.message
     s.lost_for_good |= item.pinned or s.resident_family
     cancel.leave_placement(s)
+    aside.lost(s, item.message)
     s.resident.rebuild = s.resident_family
     if response is not None:
         if again is None:
