@@ -37,8 +37,9 @@ from duologue.engine.duplex.core.items import (
 )
 from duologue.engine.duplex.events import ResponseCreated
 from duologue.engine.duplex.plugin import ModelCapabilities
-from duologue.engine.duplex.results import Listened, ModelFailed, ModelResult, TurnEnded, UserTranscript
+from duologue.engine.duplex.results import FunctionCall, Listened, ModelFailed, ModelResult, TurnEnded, UserTranscript
 from duologue.errors import ErrorCode
+from duologue.outputs import ToolCall, ToolDefinition
 from tests.unit.core.harness import CASCADE, MANUAL, NATIVE, RATE, SEMANTIC, VAD, World, audio, speech
 
 BY_CLIENT = ModelCapabilities(family="resident", unit_ms=80, chunk_period_ms=80, input_rate_hz=RATE)
@@ -73,6 +74,27 @@ def idle_by_hand() -> World:
 def detecting() -> World:
     world = _pending(VAD)
     world.append(audio("S" * 20))
+    return world
+
+
+TOOLED = structs.replace(CASCADE, calls_functions=True)
+
+
+def calling() -> World:
+    """The model asked for a function, and goes on talking."""
+    world = World(structs.replace(MANUAL, tools=(ToolDefinition(name="clock"),)), capabilities=TOOLED)
+    world.append(audio("S" * 10))
+    world.send(c.CommitAudio(create_response=True))
+    world.speak(speech("Let me see.", 3_000), FunctionCall(name="clock"))
+    return world
+
+
+def beside() -> World:
+    """A response outside the conversation is being submitted, and one in it waits behind it."""
+    world = _pending(MANUAL)
+    world.send(c.CreateResponse(options=c.ResponseOptions(out_of_band=True, modality="text")))
+    world.append(audio("S" * 10))
+    world.send(c.CommitAudio(create_response=True))
     return world
 
 
@@ -270,7 +292,7 @@ SITUATIONS: dict[str, Callable[[], World]] = {
         *(new, idle, idle_by_hand, detecting, speaking, provisional, judging, commit_waiting, transcribing, created),
         *(created_in_flight, generating, draining, unread, wanted, undecided, acknowledging, listening_over, playing),
         *(done, text, detached, updating, detector_lost, resident_idle, resident_speaking, resident_undecided),
-        *(resident_in_flight, resident_by_client, closing, cleaning, closed),
+        *(resident_in_flight, resident_by_client, calling, beside, closing, cleaning, closed),
     )
 }
 
@@ -292,8 +314,20 @@ def commands(world: World) -> Iterator[c.DuplexCommand]:
         yield c.CancelResponse(response_id=response_id, event_id="e")
         yield c.ClearOutput(response_id=response_id, event_id="e")
         yield c.AckPlayback(played_ms=200, response_id=response_id, event_id="e")
-    for options in (c.ResponseOptions(), c.ResponseOptions(modality="text"), c.ResponseOptions(out_of_band=True)):
+    for options in (
+        c.ResponseOptions(),
+        c.ResponseOptions(modality="text"),
+        c.ResponseOptions(out_of_band=True),
+        c.ResponseOptions(out_of_band=True, modality="text"),
+        c.ResponseOptions(input=(c.InputItem(role="user", texts=("hello",)),)),
+        c.ResponseOptions(input=(c.ItemReference("item_unknown"),)),
+    ):
         yield c.CreateResponse(options=options, event_id="e")
+    pending = [record.call_id for record in world.state.tools.pending()]
+    for call_id in (*pending, "call_unknown"):
+        output = c.InputItem(role="tool", output=c.CallOutput(call_id, "noon"))
+        yield c.CreateItem(item=output, event_id="e")
+    yield c.CreateItem(item=c.InputItem(role="assistant", call=ToolCall(name="clock", call_id="c")), event_id="e")
     for item_id in item_ids:
         yield c.DeleteItem(item_id=item_id, event_id="e")
         yield c.RetrieveItem(item_id=item_id, event_id="e")
