@@ -61,6 +61,34 @@ def choose_group(
     return None if best is None else best[1]
 
 
+def frontend_groups(groups: Sequence[Sequence[int]], frontends: int) -> tuple[tuple[int, ...], ...]:
+    """Which groups, by number, each of several frontends over the same replicas owns: group g is frontend g mod F's.
+
+    Raises ``ValueError`` when there are more frontends than groups, or when two frontends would share a replica: each
+    counts its own sessions only, so the cap would not hold.
+    """
+    if not 1 <= frontends <= len(groups):
+        raise ValueError(f"there must be 1 to {len(groups)} frontends, one group each at least, got {frontends}")
+    owners: dict[tuple[int, int], int] = {}
+    for number, group in enumerate(groups):
+        for stage_id, replica in enumerate(group):
+            owner = owners.setdefault((stage_id, replica), number % frontends)
+            if owner != number % frontends:
+                raise ValueError(
+                    f"replica {replica} of stage {stage_id} is in groups of frontends {owner} and {number % frontends}"
+                )
+    return tuple(tuple(range(frontend, len(groups), frontends)) for frontend in range(frontends))
+
+
+def frontend_limit(
+    groups: Sequence[Sequence[int]], *, frontend: int, frontends: int, max_sessions: int, cap: int
+) -> int:
+    """How many sessions a frontend admits: its fair share, low numbers taking the remainder, as far as its replicas go."""
+    share = max_sessions // frontends + (frontend < max_sessions % frontends)
+    owned = [groups[number] for number in frontend_groups(groups, frontends)[frontend]]
+    return min(share, *(cap * len(set(replicas)) for replicas in zip(*owned, strict=True)))
+
+
 class SessionKeys:
     """Where each session's resident context is. At most ``limit`` keys; the least recently used is forgotten."""
 

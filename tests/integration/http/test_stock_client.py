@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+from contextlib import AsyncExitStack
 
 import openai
 import pytest
 
 from duologue.audio.wav import parse_wav, wav_header
+from duologue.client import ClientSession, ConnectError, connect
 from duologue.config.turns import TurnLimits
 from duologue.models.scripted.sound import tone
+from duologue.wire.server_events import ResponseDone
 from tests.integration.http.host import host, on_loop, plain_client, stock_client
 
 FAST = {"recognise_s": 0.0, "think_s": 0.0, "speak_s": 0.0, "sentence_ms": 200}
@@ -151,3 +155,49 @@ async def test_whatever_was_read_to_its_end_counts_as_answered() -> None:
         'duologue_http_requests_total{endpoint="chat",status="200"} 2.0',
         'duologue_http_requests_total{endpoint="speech",status="200"} 1.0',
     ]
+
+
+@on_loop
+async def test_while_every_slot_is_taken_and_talked_on() -> None:
+    async with host(**FAST) as place, stock_client(place) as client, AsyncExitStack() as stack:
+        alone = await everything(client)
+        sessions = [await stack.enter_async_context(connect(place.url, dialect="ga")) for _ in range(4)]
+        with pytest.raises(ConnectError, match="slots"):
+            async with connect(place.url, dialect="ga"):
+                pass
+        talking = [asyncio.create_task(talk(session)) for session in sessions]
+        beside = await asyncio.gather(everything(client), everything(client))
+        assert beside == [alone, alone]
+        assert await asyncio.gather(*talking) == ["completed"] * 4
+
+
+async def everything(client: openai.AsyncOpenAI) -> tuple[object, ...]:
+    """What each endpoint answers."""
+    asked = [{"role": "user", "content": "tea"}]
+    stream = await client.chat.completions.create(model="scripted", messages=asked, stream=True)  # type: ignore[call-overload]
+    written = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+    spoken = await client.chat.completions.create(
+        model="gpt-audio",
+        modalities=["text", "audio"],
+        audio={"voice": "alloy", "format": "wav"},
+        messages=asked,  # type: ignore[arg-type]
+    )
+    speech = client.audio.speech.with_streaming_response.create(
+        model="tts-1", voice="alloy", input="One. Two.", response_format="pcm"
+    )
+    async with speech as response:
+        sound = b"".join([piece async for piece in response.iter_bytes()])
+    heard = await client.audio.transcriptions.create(model="whisper-1", file=("a.wav", WAV))
+    models = [model.id async for model in client.models.list()]
+    audio = spoken.choices[0].message.audio
+    assert written and sound and audio is not None
+    return written, audio.data, audio.transcript, sound, heard.text, models
+
+
+async def talk(session: ClientSession) -> str:
+    """Say something, and hear the answer to its end."""
+    await session.append(tone(1_000, rate_hz=24_000) + bytes(2 * 24_000))
+    async for event in session.events():
+        if isinstance(event, ResponseDone):
+            return event.response.status
+    raise AssertionError("the session ended")

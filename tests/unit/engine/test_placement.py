@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duologue.config.stage_config import DuplexSessionRuntimeConfig, replica_groups
-from duologue.engine.placement import choose_group
+from duologue.engine.placement import choose_group, frontend_groups, frontend_limit
 from duologue.engine.requests import OrchestratorRequestState, build_engine_core_request_from_tokens
 from duologue.engine.reservations import Reservations
 from duologue.errors import StageFault
@@ -78,6 +78,54 @@ def test_groups_are_accepted_only_if_they_cover_everything_once(replicas: list[i
     else:
         with pytest.raises(ValueError, match=r"sessions.replica_groups"):
             replica_groups(groups, replicas)
+
+
+@given(
+    replicas=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    data=st.data(),
+    frontends=st.integers(1, 6),
+    max_sessions=st.integers(1, 40),
+    cap=st.integers(1, 5),
+)
+def test_frontends_divide_groups_and_sessions_and_share_no_replica(
+    replicas: list[int], data: st.DataObject, frontends: int, max_sessions: int, cap: int
+) -> None:
+    members = st.tuples(*[st.integers(0, count - 1) for count in replicas])
+    groups = data.draw(st.lists(members, min_size=1, max_size=6, unique=True))
+    try:
+        owned = frontend_groups(groups, frontends)
+    except ValueError:
+        shared = any(
+            one[stage] == other[stage]
+            for a, one in enumerate(groups)
+            for b, other in enumerate(groups)
+            for stage in range(len(replicas))
+            if a % frontends != b % frontends
+        )
+        assert frontends > len(groups) or shared
+        return
+    assert sorted(number for mine in owned for number in mine) == list(range(len(groups)))
+    for stage in range(len(replicas)):
+        theirs = [{groups[number][stage] for number in mine} for mine in owned]
+        assert sum(map(len, theirs)) == len(set().union(*theirs)), "a replica has one frontend"
+    limits = [
+        frontend_limit(groups, frontend=f, frontends=frontends, max_sessions=max_sessions, cap=cap)
+        for f in range(frontends)
+    ]
+    assert sum(limits) <= max_sessions
+    for mine, limit in zip(owned, limits, strict=True):
+        room = min(cap * len({groups[number][stage] for number in mine}) for stage in range(len(replicas)))
+        assert limit <= room
+        assert limit in (room, max_sessions // frontends, max_sessions // frontends + 1)
+    if all(limit < cap for limit in limits):
+        assert sum(limits) == max_sessions and limits == sorted(limits, reverse=True), "low numbers take the remainder"
+
+
+def test_a_replica_of_two_frontends_is_named() -> None:
+    with pytest.raises(ValueError, match="replica 1 of stage 1 is in groups of frontends 0 and 1"):
+        frontend_groups([(0, 1), (1, 1)], 2)
+    with pytest.raises(ValueError, match="1 to 2 frontends"):
+        frontend_groups([(0, 0), (1, 1)], 3)
 
 
 def test_groups_that_do_not_fit_are_named() -> None:
