@@ -279,6 +279,7 @@ class Site:
             "control": len(self.front._waiting),
             "sinks": len(self.front._sinks),
             "slots": manager.health().limit - manager.health().free,
+            **{f"held.{name}": size for name, size in manager.health().held.items()},
         }
         return {name: size for name, size in sizes.items() if size}
 

@@ -104,6 +104,9 @@ class World:
                 # A resident model's request lives as long as its epoch; what was taken is for the socket to say.
                 kept = ("untaken", "requests") if site.plan.family == "resident" else ("untaken",)
                 left = {name: size for name, size in runner.session.tables().items() if size and name not in kept}
+                held = runner.session.held()
+                if any(size < 0 for size in held.values()) or held["turns"] or held["updates"] or held["backlog_ms"]:
+                    self.left_over.append(f"B7: {IDLE_AFTER_S:g} s after the last fault an idle session holds {held}")
                 if left and runner.session.phase == "open":
                     self.left_over.append(f"B20: {IDLE_AFTER_S:g} s after the last fault an idle session holds {left}")
 

@@ -282,7 +282,7 @@ class Outbox:
         ("exited", "ended with exit code 7"),
     ],
 )
-def test_a_pipeline_of_workers_survives_the_end_of_one(how: str, told: str) -> None:
+def test_field_F50_a_pipeline_of_workers_survives_the_end_of_one(how: str, told: str) -> None:
     environment = {"PYTHONPATH": PATHS}
     pipeline = PipelineConfig(
         stages=(

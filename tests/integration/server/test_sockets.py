@@ -42,7 +42,7 @@ async def test_a_spoken_turn() -> None:
 
 
 @on_loop
-async def test_every_server_frame_is_a_text_frame_of_json() -> None:
+async def test_field_F58_every_server_frame_is_a_text_frame_of_json() -> None:
     engine = FakeEngine()
     engine.auto_answer = True
     async with server(engine) as host, host.client("/v1/realtime?duplex=1&model=fake") as client:
@@ -168,7 +168,7 @@ async def test_foreign_pages_are_turned_away() -> None:
 
 
 @on_loop
-async def test_pings_are_answered_and_the_close_handshake_is_quick() -> None:
+async def test_field_F51_pings_are_answered_and_the_close_handshake_is_quick() -> None:
     async with server() as host, host.client() as client:
         await client.next()
         async with asyncio.timeout(5):
@@ -263,7 +263,7 @@ async def _raw_handshake(port: int) -> tuple[asyncio.StreamReader, asyncio.Strea
 
 
 @on_loop
-async def test_abrupt_exits_leave_nothing_behind_and_disturb_nobody() -> None:
+async def test_field_F56_abrupt_exits_leave_nothing_behind_and_disturb_nobody() -> None:
     engine = FakeEngine(slots=100)
     async with server(engine) as host, host.client() as steady:
         await steady.next()

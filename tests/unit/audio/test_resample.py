@@ -50,7 +50,7 @@ def test_any_chunking_gives_the_same_samples(pair: tuple[int, int], count: int, 
 
 
 @pytest.mark.parametrize("size", [1, 7, 10, 33, 240, 1_920])
-def test_ten_seconds_in_small_pieces(size: int) -> None:
+def test_field_F34_ten_seconds_in_small_pieces(size: int) -> None:
     """Field case: appends of 10, 7, 33 and 1 samples against one append."""
     pcm16 = noise(24_000 * (1 if size < 7 else 10))
     resampler = Resampler(24_000, 16_000)

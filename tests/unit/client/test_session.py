@@ -160,7 +160,7 @@ async def test_a_response_is_followed_through_its_streams() -> None:
 
 
 @virtual
-async def test_a_response_that_nobody_reads_stops_nothing_else() -> None:
+async def test_field_F10_a_response_that_nobody_reads_stops_nothing_else() -> None:
     server = ScriptedServer()
     task = background(accept(server, token=None))
     async with joined(server) as session:

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from duologue.config.session import ServerVad, SessionConfig, SessionPatch, TurnDetectionPatch
+from duologue.config.stage_config import DuplexSessionRuntimeConfig
 from duologue.engine.duplex.commands import (
     CancelResponse,
     CloseSession,
@@ -20,7 +21,7 @@ from duologue.engine.duplex.commands import (
     UpdateSession,
 )
 from duologue.engine.duplex.core.effects import ClassifyTurn, Detect, SubmitAppend
-from duologue.engine.duplex.core.items import CommandReceived, OutputTaken
+from duologue.engine.duplex.core.items import CommandReceived, OutputTaken, TimerFired
 from duologue.engine.duplex.events import (
     ErrorRaised,
     InputCommitted,
@@ -377,3 +378,71 @@ def test_one_answer_that_fails_leaves_the_session_whole(capabilities: object) ->
     world.reply("Fine.", 300)
     world.advance(1.0)
     assert [e.status for e in world.of(ResponseDone)] == ["failed", "completed"]
+
+
+def test_field_F23_there_are_switches_against_an_echo_and_it_cannot_loop() -> None:
+    """The answer comes back into the microphone, quieter and late: whatever the detector says, nobody is interrupted."""
+    echo = (400).to_bytes(2, "little") * 512  # about -38 dB of full scale
+
+    def played_back(config: SessionConfig) -> World:
+        world = answering(config, ms=4_000)
+        for _ in range(150):  # longer than the answer, by three tenths of a second
+            world.verdicts.append(0.9 if world.state.answering else 0.01)
+            world.advance(0.032)
+            world.append(echo)
+        return world
+
+    for config in (
+        SessionConfig(turn_detection=ServerVad(), overlap_silence_rms=0.02),
+        SessionConfig(turn_detection=ServerVad(interrupt_response=False, create_response=False)),
+    ):
+        world = played_back(config)
+        assert not any(event.reason == "turn_detected" for event in world.of(ResponseDone))
+    gated = played_back(SessionConfig(turn_detection=ServerVad(), overlap_silence_rms=0.02))
+    assert len(gated.of(InputCommitted)) == len(gated.of(ResponseCreated)) == 1  # no turn of its own echo
+    assert gated.last(ResponseDone).status == "completed"
+
+
+def test_field_F42_a_truncation_cuts_the_item_and_the_content_that_it_names() -> None:
+    world = answering(ms=2_000)
+    world.advance(2.0)
+    world.say("S" * 20 + "." * 16)
+    world.reply(COUNT, 8_000, end=False)
+    world.advance(1.0)
+    first, second = [item.item_id for item in world.state.history.items if item.role == "assistant"]
+    order = [event.item_id for event in world.of(ResponseAudio)]
+    assert order == sorted(order, key=[first, second].index)  # no delta of the first after the second began
+    world.send(TruncateItem(item_id=first, content_index=1, audio_end_ms=100, event_id="no"))
+    assert world.last(ErrorRaised).event_id == "no"
+    world.send(TruncateItem(item_id=first, audio_end_ms=500))
+    history = world.state.history
+    assert history.by_id[first].cut_ms == 500 and history.by_id[second].cut_ms is None
+    assert world.state.response is not None and world.state.response.generating
+    world.send(TruncateItem(item_id=second, audio_end_ms=300))
+    assert (history.by_id[first].cut_ms, history.by_id[second].cut_ms) == (500, 300)
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.001, 0.015])
+def test_field_F48_timers_that_are_late_do_not_add_up(late_s: float) -> None:
+    """A minute of audio in deltas of 20 ms: what is out follows the clock, not the number of timers."""
+    world = World(
+        MANUAL, runtime=DuplexSessionRuntimeConfig(audio_delta_ms=20, send_ahead_ms=40, max_backlog_ms=90_000)
+    )
+    world.append(audio("S" * 20))
+    world.send(CommitAudio(create_response=True))
+    world.reply(COUNT, 70_000, end=False)
+    began = world.now
+
+    def until(at: float) -> None:
+        while (deadline := world.core.next_deadline()) is not None and deadline + late_s <= at:
+            world.now = max(world.now, deadline + late_s)
+            world.apply(TimerFired())
+        world.now = at
+
+    until(began + 60.0)
+    sent_ms = sum(event.duration_ms for event in world.of(ResponseAudio))
+    assert abs(sent_ms - 60_040) <= 20 + late_s * 1_000
+    before = len(world.of(ResponseAudio))
+    world.now += 5.0  # the process stands still
+    world.apply(TimerFired())
+    assert len(world.of(ResponseAudio)) - before <= 3, "no burst after the pause: nobody heard anything meanwhile"

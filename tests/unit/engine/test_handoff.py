@@ -347,3 +347,26 @@ def test_passing_on_keeps_audio_and_finds_nothing_in_nothing() -> None:
     passed = pass_on(source(audio=b"\1\2", audio_rate_hz=24_000))
     assert isinstance(passed, StagePrompt)
     assert (passed.audio, passed.audio_rate_hz, passed.session_key) == (b"\1\2", 24_000, "k")
+
+
+@virtual
+async def test_field_F47_a_new_segment_is_never_taken_for_a_replay_of_the_last(runtime: VirtualRuntime) -> None:
+    """Two requests, three segments each that say the same, and a stage that is slow enough for them to overlap."""
+
+    def segments(request: StageRequest) -> list[RequestOutput | float]:
+        steps: list[RequestOutput | float] = []
+        for _ in range(3):
+            steps += [said(request, "0 "), said(request, "1 "), 0.01, said(request, segment_finished=True)]
+        return [*steps, said(request, finished=True)]
+
+    def slowly(request: StageRequest) -> list[RequestOutput | float]:
+        return [0.05, *echo(request)]
+
+    stages = [StageSpec(segments), StageSpec(slowly)]
+    async with running(Rig(runtime, stages)) as rig:
+        rig.add("a", "x")
+        rig.add("b", "x")
+        await asyncio.sleep(2)
+        for name in ("a", "b"):
+            assert stages[1].ledger.texts(name) == ["0 1 "] * 3 + [""]
+            assert rig.text(name) == "0 1 " * 3

@@ -67,3 +67,31 @@ def test_the_models_own_end_tokens_are_read(tmp_path: Path) -> None:
 def test_a_tokenizer_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     with pytest.raises(StageFault, match=r"tokenizer\.json can't be used"):
         Vocabulary(tmp_path)
+
+
+class Bytes:
+    """A decoder as the tokenizers package has it: tokens are bytes, text comes when they make whole characters."""
+
+    def __init__(self) -> None:
+        self.held = b""
+
+    def step(self, _: object, token_id: int) -> str | None:
+        self.held += bytes([token_id])
+        try:
+            text = self.held.decode()
+        except UnicodeDecodeError:
+            return None
+        self.held = b""
+        return text
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("text", ["a \U0001f600 b", "日本語", "\U0001f468\u200d\U0001f469\u200d\U0001f467 family", "é"])
+def test_field_F57_characters_that_are_split_between_tokens_come_whole(text: str, size: int) -> None:
+    stream = TextStream(None, Bytes(), ["family!"])
+    tokens = list(text.encode())
+    pieces = [stream.push(tokens[start : start + size]) for start in range(0, len(tokens), size)]
+    assert "".join([*pieces, stream.finish()]) == text
+    cut = TextStream(None, Bytes(), [])
+    assert "\ufffd" not in cut.push(tokens[:-1]) + cut.finish()
+    assert text.startswith(cut.push([]))

@@ -94,7 +94,7 @@ def test_other_pages_may_when_they_are_listed() -> None:
     assert caught.value.code is ErrorCode.ORIGIN_NOT_ALLOWED
 
 
-def test_tokens_rotate_and_are_not_kept() -> None:
+def test_behaviour_20_resume_tokens_rotate_and_are_not_kept() -> None:
     token = ResumeToken(entropy_source())
     first = token.rotate()
     assert len(first) == 43

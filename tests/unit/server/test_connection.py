@@ -339,7 +339,7 @@ def test_a_lost_ga_socket_closes_its_session() -> None:
     assert (world.engine.sessions, world.hub.sessions, world.engine.subscriptions) == ({}, (), 0)
 
 
-def test_late_output_of_a_lost_client_reaches_nobody() -> None:
+def test_field_F27_late_output_of_a_lost_client_reaches_nobody() -> None:
     world = World()
     first = world.connect("/v1/realtime")
     session_id = first.session_id

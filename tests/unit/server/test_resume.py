@@ -41,7 +41,7 @@ def test_frames_are_numbered_without_gaps_from_one() -> None:
     assert {frame["session_id"] for frame in client.frames} == {client.session_id}
 
 
-def test_a_lost_socket_detaches_and_a_resume_continues_where_it_stopped() -> None:
+def test_behaviour_20_resume_continues_where_it_stopped() -> None:
     world = World()
     first = opened(world)
     first.say(*answer("r", "i"))
@@ -58,7 +58,7 @@ def test_a_lost_socket_detaches_and_a_resume_continues_where_it_stopped() -> Non
     assert [f for f in second.frames if "server_event_seq" in f] == first.frames[5:]
 
 
-def test_what_happened_meanwhile_follows_the_replay() -> None:
+def test_behaviour_20_resume_what_happened_meanwhile_follows_the_replay() -> None:
     world = World()
     first = opened(world)
     first.say(created("r", "i"))
@@ -85,7 +85,7 @@ def test_a_cancel_while_detached_removes_what_was_not_sent() -> None:
     assert second.types == ["session.resumed", "response.done", "rate_limits.updated"]
 
 
-def test_the_old_token_is_worthless_after_a_resume() -> None:
+def test_behaviour_20_resume_the_old_token_is_worthless_afterwards() -> None:
     world = World()
     first = opened(world)
     session_id, token = resumable(first)
@@ -118,7 +118,7 @@ def test_a_resume_that_is_not_the_first_message_is_refused() -> None:
     assert client.closed is None
 
 
-def test_a_takeover_tells_the_old_socket_once_and_closes_it() -> None:
+def test_behaviour_20_resume_tells_the_old_socket_once_and_closes_it() -> None:
     world = World()
     old = opened(world)
     session_id, token = resumable(old)
@@ -148,7 +148,7 @@ def test_two_resumes_race_and_one_wins() -> None:
     assert second.closed is None
 
 
-def test_an_abandoned_takeover_leaves_the_old_socket_the_owner() -> None:
+def test_field_F02_an_abandoned_takeover_leaves_the_old_socket_the_owner() -> None:
     world = World()
     old = opened(world)
     session_id, token = resumable(old)
@@ -168,7 +168,7 @@ def test_an_abandoned_takeover_leaves_the_old_socket_the_owner() -> None:
     assert resume(world, session_id, token).types[0] == "session.resumed"
 
 
-def test_an_abandoned_resume_of_a_detached_session_detaches_again() -> None:
+def test_behaviour_20_resume_that_is_abandoned_leaves_the_session_detached() -> None:
     world = World()
     first = opened(world)
     session_id, token = resumable(first)
@@ -193,7 +193,7 @@ def test_acknowledged_frames_are_forgotten_and_impossible_ones_refused() -> None
     assert (error["error"]["code"], error["error"]["event_id"]) == ("invalid_event_ack", "A")
 
 
-def test_an_overflowing_journal_is_said_and_nothing_is_replayed_around_the_gap() -> None:
+def test_field_F26_an_overflowing_journal_is_said_and_nothing_is_replayed_around_the_gap() -> None:
     world = World(limits=ConnectionLimits(journal_bytes=3_000))
     first = opened(world)
     first.say(*answer("r", "i"))

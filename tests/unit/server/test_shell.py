@@ -221,7 +221,7 @@ async def test_a_socket_lost_during_the_opening_leaves_no_session(runtime: Virtu
 
 
 @pytest.mark.parametrize("turns", [0, 1, 5])
-def test_a_pump_that_is_cancelled_drops_its_connection(turns: int) -> None:
+def test_field_F52_a_pump_that_is_cancelled_drops_its_connection(turns: int) -> None:
     """Before its first step too: else a client waits, with its slot, for what nobody will send."""
 
     async def main(runtime: VirtualRuntime) -> None:
@@ -309,7 +309,7 @@ async def test_an_opening_is_not_repeated_and_repeats_end() -> None:
 
 
 @virtual(limit_s=60)
-async def test_a_peer_that_has_sent_much_does_not_keep_the_others_waiting(runtime: VirtualRuntime) -> None:
+async def test_field_F36_a_peer_that_has_sent_much_does_not_keep_the_others_waiting(runtime: VirtualRuntime) -> None:
     bench = Bench(runtime)
     await settle()
 

@@ -78,7 +78,7 @@ async def test_speech_during_an_answer_stops_it_everywhere(runtime: VirtualRunti
 
 
 @virtual
-async def test_a_cancelled_answer_is_not_computed_any_further(runtime: VirtualRuntime) -> None:
+async def test_field_F15_a_cancelled_answer_is_not_computed_any_further(runtime: VirtualRuntime) -> None:
     pipeline = ephemeral_pipeline(runtime, Script(sentences=50, sentence_ms=1_000))
     answerer, speaker = pipeline.stages[1], pipeline.stages[2]
     async with engine(runtime, pipeline) as world:
@@ -214,7 +214,7 @@ async def _conversation(runtime: VirtualRuntime, others: int) -> list[object]:
         return [(round(at - start, 6), event) for at, event in zip(client.times, client.events, strict=True)]
 
 
-def test_a_conversation_is_the_same_alone_and_in_company() -> None:
+def test_field_F59_a_conversation_is_the_same_alone_and_in_company() -> None:
     alone = run(lambda runtime: _conversation(runtime, 0))
     in_company = run(lambda runtime: _conversation(runtime, 3))
     assert alone == in_company
@@ -243,3 +243,46 @@ def test_a_cancel_at_any_instant_leaves_nothing_behind(seed: int) -> None:
                 assert pipeline.open_states == 0
 
     run(main, seed=seed)
+
+
+@pytest.mark.parametrize("paced", [True, False])
+@virtual
+async def test_field_F20_a_commit_behind_which_nothing_waits_is_answered(paced: bool, runtime: VirtualRuntime) -> None:
+    """Five seconds in pieces of 80 ms, at the pace of speech or all at once."""
+    async with engine(runtime, ephemeral_pipeline(runtime, Script(streams_input=True))) as world:
+        client = world.open(MANUAL)
+        pcm = tone(5_000, rate_hz=RATE_HZ)
+        size = RATE_HZ * 80 // 1000 * 2
+        for start in range(0, len(pcm), size):
+            client.append(pcm[start : start + size])
+            if paced:
+                await asyncio.sleep(0.08)
+        client.send(CommitAudio(create_response=True))
+        assert (await client.until(ResponseDone, limit_s=5.0)).status == "completed"
+        world.close(client)
+
+
+@virtual
+async def test_field_F31_raw_audio_is_read_by_its_negotiated_format(runtime: VirtualRuntime) -> None:
+    async with engine(runtime, ephemeral_pipeline(runtime, Script(transcripts=()))) as world:
+        client = world.open(MANUAL)
+        await client.hear(tone(1_000, rate_hz=RATE_HZ, level=5), chunk_ms=100)
+        client.send(CommitAudio(create_response=True))
+        assert (await client.until(ResponseDone)).status == "completed"
+        assert client.of(InputTranscribed)[-1].text == "utterance 5 of 1000 ms"
+        world.close(client)
+
+
+@virtual
+async def test_field_F29_what_was_cut_leaves_nothing_at_any_stage(runtime: VirtualRuntime) -> None:
+    """Sessions that are cut at the fifth piece of audio, many more than have slots."""
+    pipeline = ephemeral_pipeline(runtime, Script(sentences=20, sentence_ms=1_000))
+    async with engine(runtime, pipeline) as world:
+        for number in range(40):
+            client = world.open(MANUAL, session_id=f"s{number}")
+            client.append(tone(400, rate_hz=RATE_HZ))
+            client.send(CommitAudio(create_response=True))
+            await client.until(ResponseAudio, 5)
+            world.close(client)
+            await client.until(SessionClosed)
+            assert world.everything() == {} and pipeline.open_states == 0

@@ -52,7 +52,7 @@ def limits(**changes: object) -> DuplexSessionRuntimeConfig:
 
 
 @FAMILIES
-def test_a_close_in_mid_answer_ends_the_answer_and_then_the_session(build: Build) -> None:
+def test_behaviour_04_close_in_mid_answer_ends_the_answer_and_then_the_session(build: Build) -> None:
     async def main(runtime: VirtualRuntime) -> None:
         async with engine(runtime, build(runtime, LONG)) as world:
             client = world.open()
@@ -71,7 +71,7 @@ def test_a_close_in_mid_answer_ends_the_answer_and_then_the_session(build: Build
 
 
 @virtual
-async def test_closing_an_unknown_session_succeeds(runtime: VirtualRuntime) -> None:
+async def test_behaviour_04_close_of_an_unknown_session_succeeds(runtime: VirtualRuntime) -> None:
     async with engine(runtime, ephemeral_pipeline(runtime)) as world:
         world.engine.post(CloseSessionMessage(session_id="nobody", control_id="c1"))
         assert world.results["c1"].error_code is None
@@ -133,7 +133,7 @@ async def test_a_close_while_an_append_waits_ends_the_session_once(runtime: Virt
 
 
 @virtual
-async def test_a_replacement_that_follows_the_terminal_is_admitted(runtime: VirtualRuntime) -> None:
+async def test_behaviour_04_close_a_replacement_that_follows_the_terminal_is_admitted(runtime: VirtualRuntime) -> None:
     config = limits(max_sessions=1)
     async with engine(runtime, ephemeral_pipeline(runtime, LONG), config=config) as world:
         for index in range(20):
@@ -151,7 +151,7 @@ async def test_a_replacement_that_follows_the_terminal_is_admitted(runtime: Virt
 
 
 @virtual
-async def test_a_second_session_of_the_same_id_is_refused(runtime: VirtualRuntime) -> None:
+async def test_behaviour_04_open_a_second_session_of_the_same_id_is_refused(runtime: VirtualRuntime) -> None:
     async with engine(runtime, ephemeral_pipeline(runtime)) as world:
         client = world.open()
         world.engine.post(OPEN_AGAIN)
@@ -161,7 +161,7 @@ async def test_a_second_session_of_the_same_id_is_refused(runtime: VirtualRuntim
         await client.until(SessionClosed)
 
 
-def test_no_session_is_admitted_without_a_replica_and_the_slot_is_free_again() -> None:
+def test_behaviour_04_open_no_session_is_admitted_without_a_replica_and_the_slot_is_free_again() -> None:
     async def main(runtime: VirtualRuntime) -> None:
         pipeline = ephemeral_pipeline(runtime)
         async with engine(runtime, pipeline, config=limits(max_sessions=1)) as world:
@@ -193,7 +193,7 @@ async def _break_aborts(pipeline: ScriptedPipeline, stage_id: int) -> Callable[[
 
 
 @virtual
-async def test_a_slot_whose_stages_are_not_clean_is_kept_in_quarantine(runtime: VirtualRuntime) -> None:
+async def test_behaviour_04_slot_of_stages_that_are_not_clean_is_kept_in_quarantine(runtime: VirtualRuntime) -> None:
     pipeline = ephemeral_pipeline(runtime, LONG)
     config = limits(max_sessions=1, close_timeout_s=5.0, reaper_interval_s=2.0)
     async with engine(runtime, pipeline, config=config) as world:
@@ -310,7 +310,7 @@ async def test_a_dead_replica_ends_resident_sessions_in_order(runtime: VirtualRu
 
 @pytest.mark.parametrize("stage_id", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["raise", "error"])
-def test_a_stage_that_fails_costs_one_answer(stage_id: int, kind: str) -> None:
+def test_behaviour_14_a_stage_that_fails_costs_one_answer(stage_id: int, kind: str) -> None:
     async def main(runtime: VirtualRuntime) -> None:
         script = Script(
             transcripts=("good", "bad"),
@@ -330,7 +330,7 @@ def test_a_stage_that_fails_costs_one_answer(stage_id: int, kind: str) -> None:
 
 
 @virtual
-async def test_a_resident_stage_that_fails_ends_its_session(runtime: VirtualRuntime) -> None:
+async def test_behaviour_14_a_resident_stage_that_fails_ends_its_session(runtime: VirtualRuntime) -> None:
     script = Script(faults=(ScriptedFault(stage_id=0, kind="error"),))
     async with engine(runtime, resident_pipeline(runtime, script)) as world:
         client = world.open()
@@ -342,7 +342,7 @@ async def test_a_resident_stage_that_fails_ends_its_session(runtime: VirtualRunt
 
 
 @virtual
-async def test_nothing_said_is_answered_with_nothing_and_fails_nobody(runtime: VirtualRuntime) -> None:
+async def test_field_F11_nothing_said_is_answered_with_nothing_and_fails_nobody(runtime: VirtualRuntime) -> None:
     async with engine(runtime, ephemeral_pipeline(runtime)) as world:
         client = world.open(MANUAL)
         client.append(bytes(RATE_HZ))

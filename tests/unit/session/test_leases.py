@@ -83,7 +83,9 @@ async def test_a_session_that_cannot_be_resumed_ends_with_its_connection(runtime
 
 
 @virtual
-async def test_of_two_racing_resumes_one_wins_and_the_loser_detaches_nobody(runtime: VirtualRuntime) -> None:
+async def test_behaviour_05_resume_of_two_that_race_one_wins_and_the_loser_detaches_nobody(
+    runtime: VirtualRuntime,
+) -> None:
     async with engine(runtime, ephemeral_pipeline(runtime), config=limits(disconnect_grace_s=2.0)) as world:
         client = world.open(resumable=True)
         post = world.engine.post
@@ -102,7 +104,7 @@ async def test_of_two_racing_resumes_one_wins_and_the_loser_detaches_nobody(runt
 
 
 @virtual
-async def test_a_resume_that_is_repeated_gets_the_same_answer(runtime: VirtualRuntime) -> None:
+async def test_behaviour_05_resume_that_is_repeated_gets_the_same_answer(runtime: VirtualRuntime) -> None:
     async with engine(runtime, ephemeral_pipeline(runtime)) as world:
         world.open(resumable=True)
         message = ResumeSession(session_id="s1", control_id="r1", expected_generation=0)
@@ -135,7 +137,7 @@ async def test_operations_behind_a_close_wait_for_its_end(runtime: VirtualRuntim
 
 
 @FAMILIES
-def test_a_client_that_hangs_up_in_mid_answer_leaves_nothing(build: Build) -> None:
+def test_field_F55_a_client_that_hangs_up_in_mid_answer_leaves_nothing(build: Build) -> None:
     async def main(runtime: VirtualRuntime) -> None:
         async with engine(runtime, build(runtime, LONG), config=limits(max_sessions=1)) as world:
             client = world.open()

@@ -31,6 +31,7 @@ from duologue.engine.duplex.session.detection import DetectionService, ScriptedD
 from duologue.engine.duplex_orchestrator import DuplexOrchestrator
 from duologue.engine.messages import EngineQueueMessage, ResultMessage, Shutdown
 from duologue.models.scripted import ScriptedPipeline, silence, tone
+from duologue.sim.checkers.bounds import judge_events
 from duologue.sim.loop import VirtualRuntime
 
 RATE_HZ = 16_000
@@ -114,6 +115,7 @@ def check_conversation(client: Client) -> None:
             case _:
                 pass
     assert sorted(created) == sorted(done)
+    assert not list(judge_events(client.events))
     assert len(client.terminals) == 1
     assert client.events[-1] is client.terminals[0]
     assert client.numbers == sorted(set(client.numbers))

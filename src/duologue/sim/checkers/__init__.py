@@ -7,6 +7,7 @@ from typing import Final
 
 from duologue.sim.checkers.admission import check as admission
 from duologue.sim.checkers.answer import check as answer
+from duologue.sim.checkers.bounds import check as bounds
 from duologue.sim.checkers.delivery import check as delivery
 from duologue.sim.checkers.evidence import Evidence, SessionEvidence, SiteEvidence, Violation
 from duologue.sim.checkers.feed import check as feed
@@ -26,6 +27,7 @@ CHECKERS: Final[tuple[Callable[[Evidence], Iterator[Violation]], ...]] = (
     history,
     admission,
     placement,
+    bounds,
 )
 
 

@@ -1,0 +1,71 @@
+"""Every rule that stays, every case from the field and every invariant has its test or its checker (see `kept.py`)."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.arch.kept import DECISIONS, FIELD_CASES, INVARIANTS, RULES
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+@cache
+def names() -> frozenset[str]:
+    """Every test function there is."""
+    return frozenset(name for path in sorted(TESTS.rglob("test_*.py")) for name in _tests(path))
+
+
+def _tests(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            marks = ast.unparse(ast.Module(body=list(node.decorator_list), type_ignores=[]))  # type: ignore[arg-type]
+            if "skip" not in marks and "xfail" not in marks:
+                yield node.name
+
+
+def having(beginning: str) -> list[str]:
+    return [name for name in names() if name.startswith(beginning)]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_that_stays_has_its_tests(rule: str) -> None:
+    section = rule.split()[0]
+    assert RULES[rule]
+    for beginning in RULES[rule]:
+        assert beginning.startswith((f"test_behaviour_{section}_", "test_decision_"))
+        assert having(beginning), f"{rule}: no test begins with {beginning}"
+
+
+def test_every_test_of_a_rule_is_listed() -> None:
+    listed = tuple(beginning for beginnings in RULES.values() for beginning in beginnings)
+    assert [
+        name for name in sorted(names()) if name.startswith("test_behaviour_") and not name.startswith(listed)
+    ] == []
+
+
+@pytest.mark.parametrize("case", FIELD_CASES)
+def test_every_case_from_the_field_is_a_test(case: int) -> None:
+    assert having(f"test_field_F{case:02}_")
+
+
+@pytest.mark.parametrize("decision", DECISIONS)
+def test_every_decision_is_a_test(decision: int) -> None:
+    assert having(f"test_decision_{decision:02}_") or having(f"test_decision_{decision}_")
+
+
+@pytest.mark.parametrize("number", INVARIANTS)
+def test_every_invariant_is_asserted_by_a_checker(number: str) -> None:
+    module, text = INVARIANTS[number]
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None
+    assert text in Path(spec.origin).read_text(encoding="utf-8")
+
+
+def test_all_invariants_are_listed() -> None:
+    assert list(INVARIANTS) == [f"B{number}" for number in range(1, 26)]
