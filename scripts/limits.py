@@ -212,6 +212,14 @@ SESSION: Final = (
         _IN_CORE + "test_silence_units",
     ),
     Limit(
+        _CORE + "compaction:ROLL_OVER_AT",
+        "of a resident model's context",
+        "it is rolled over in the next pause, if the model `compacts`; from `URGENT_AT` (0.9) on the session of another ends "
+        "(`context_full`)",
+        'duologue_limit_acted{limit="context"}',
+        "unit/core/test_compaction.py::test_in_a_pause_it_is_rolled_over_from_three_quarters_on",
+    ),
+    Limit(
         _CORE + "turns:MIN_COMMIT_MS",
         "ms",
         "a shorter explicit commit is refused (`input_audio_buffer_empty`)",

@@ -96,6 +96,7 @@ class ErrorCode(enum.StrEnum):
     SERVER_VAD_UNAVAILABLE = "server_vad_unavailable"
     SEMANTIC_VAD_UNAVAILABLE = "semantic_vad_unavailable"
     REPLICA_UNAVAILABLE = "replica_unavailable"
+    CONTEXT_FULL = "context_full"
     STALE_FENCE = "stale_fence"
     TIMEOUT = "timeout"
     ENGINE_DEAD = "engine_dead"
@@ -222,6 +223,9 @@ ERRORS: dict[ErrorCode, ErrorSpec] = {
     _C.SEMANTIC_VAD_UNAVAILABLE: _server("Turn-end detection failed and is now off.", fault=Fault.CLIENT),
     _C.REPLICA_UNAVAILABLE: _server(
         "The worker that served this session is gone.", fault=Fault.SESSION, status=503, retryable=True
+    ),
+    _C.CONTEXT_FULL: _server(
+        "The model's context is full and cannot be rolled over.", fault=Fault.SESSION, status=503, retryable=True
     ),
     _C.STALE_FENCE: _server("The operation belongs to an epoch that has ended.", fault=Fault.CLIENT, status=409),
     _C.TIMEOUT: _server("The operation took too long.", status=504, retryable=True),

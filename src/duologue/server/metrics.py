@@ -26,7 +26,7 @@ HELD = (
 )
 ACTED = (
     *("input", "input_reclaimed", "turns", "output", "backlog", "items", "history_chars", "turn_length", "starvation"),
-    *("updates", "transcript_wait", "silence_units", "marks"),
+    *("updates", "transcript_wait", "silence_units", "context", "marks"),
 )
 
 

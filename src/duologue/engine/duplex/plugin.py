@@ -33,7 +33,9 @@ class ModelCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     0: any length). ``max_silence_units``: how many silence units one owner may be given. ``frame_locked``: the clock of a
     resident model is that of its input, one unit per unit of time; when input stops, silence stands in for it, outside an
     answer too, up to that number. ``calls_functions``: it may ask for the functions of ``config.menu``
-    (:class:`~duologue.engine.duplex.results.FunctionCall`); else tools are refused.
+    (:class:`~duologue.engine.duplex.results.FunctionCall`); else tools are refused. ``compacts``: a resident model whose
+    context fills (:class:`~duologue.engine.duplex.results.ContextUsed`) can be rolled over: the next request comes with
+    ``rebuild`` and ``compact`` set.
     """
 
     family: Literal["resident", "ephemeral"] = "ephemeral"
@@ -49,6 +51,7 @@ class ModelCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     unit_ms: int = 0
     max_silence_units: int = 8
     frame_locked: bool = False
+    compacts: bool = False
     fixed_voice_after_audio: bool = True
     calls_functions: bool = False
 
@@ -87,9 +90,9 @@ class AppendPlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     ``audio`` is PCM16 mono at ``rate_hz`` (the model's input rate); it may be empty in a text turn. ``history`` holds the
     conversation before this turn. ``seq`` counts from 1 per epoch, ``turn_seq`` from 1 per turn. ``final``: nothing more
     follows for this turn. ``respond`` false: only a transcript is wanted. ``rebuild``: the first piece of a request that
-    takes the place of one lost with its replica (see :class:`Rebuild`).
-    ``out_of_band``: an answer beside the conversation, at the same time as one in it: it must not use what a stage
-    keeps for the session; ``seq`` is 0.
+    takes the place of one lost with its replica (see :class:`Rebuild`) or, with ``compact``, of one whose context
+    was filling. ``out_of_band``: an answer beside the conversation, at the same time as one in it: it must not use what a
+    stage keeps for the session; ``seq`` is 0.
     """
 
     session_id: str
@@ -108,6 +111,7 @@ class AppendPlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     instructions: str
     rebuild: bool = False
     out_of_band: bool = False
+    compact: bool = False
 
 
 class AppendPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -57,13 +57,23 @@ class TokensUsed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     cached_tokens: int = 0
 
 
+class ContextUsed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """How full a resident model's context is, in whatever it counts. Report it with each unit, or from half full on.
+
+    A model that ``compacts`` is rolled over in time; the session of any other ends before the limit.
+    """
+
+    used: int
+    limit: int
+
+
 class ModelFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The model reported an error of its own for this request."""
 
     message: str
 
 
-ModelResult = UserTranscript | Speech | Listened | TurnEnded | FunctionCall | TokensUsed | ModelFailed
+ModelResult = UserTranscript | Speech | Listened | TurnEnded | FunctionCall | TokensUsed | ContextUsed | ModelFailed
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

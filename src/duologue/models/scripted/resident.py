@@ -15,7 +15,7 @@ from duologue.engine.duplex.plugin import (
     DuplexModelSessionState,
     ModelCapabilities,
 )
-from duologue.engine.duplex.results import Decision, Listened, ModelResult, Speech, TurnEnded
+from duologue.engine.duplex.results import ContextUsed, Decision, Listened, ModelResult, Speech, TurnEnded
 from duologue.engine.stages.contract import AsyncStage, StageControl
 from duologue.errors import ErrorCode
 from duologue.models.scripted.plugin import ScriptedState, refuse_voice
@@ -29,12 +29,14 @@ INPUT_RATE_HZ = 16_000
 
 @dataclass(slots=True)
 class Ears:
-    """What the model remembers. ``to_say``: units of the answer that are left; ``turn`` counts answers."""
+    """What the model remembers. ``to_say``: units of the answer that are left; ``turn`` counts answers; ``context``: units
+    that fill its context."""
 
     spoken_units: int = 0
     quiet_units: int = 0
     to_say: int = 0
     turn: int = 0
+    context: int = 0
 
 
 class ResidentModel(AsyncStage[Ears]):
@@ -63,7 +65,11 @@ class ResidentModel(AsyncStage[Ears]):
             error = StageError(ErrorCode.RUNTIME_STREAM_FAILED.value, "The script told this stage to fail.")
             yield RequestOutput(request_id=request.request_id, error=error)
             return
+        state.context += 1
+        if script.context_units and state.context > script.context_units:
+            raise RuntimeError(f"the context of {script.context_units} units has overflowed")
         ears: dict[str, Scalar] = {"spoken": state.spoken_units, "quiet": state.quiet_units, "turn": state.turn}
+        ears["context"] = state.context
         if not state.to_say:
             yield RequestOutput(
                 request_id=request.request_id,
@@ -89,6 +95,7 @@ class ResidentModel(AsyncStage[Ears]):
         if known.get("rebuild") is True:
             state.spoken_units, state.quiet_units = int(known.get("spoken") or 0), int(known.get("quiet") or 0)
             state.turn = int(known.get("turn") or 0)
+            state.context = int(known.get("context") or 0)
         if rms(prompt.audio) > QUIET_RMS:
             state.spoken_units += 1
             state.quiet_units = 0
@@ -115,6 +122,7 @@ class ResidentPlugin(DuplexModelPlugin):
             unit_ms=script.unit_ms,
             chunk_period_ms=script.unit_ms,
             max_silence_units=64,
+            compacts=script.compacts,
         )
 
     def create_session_state(self, config: SessionConfig) -> ScriptedState:
@@ -134,7 +142,9 @@ class ResidentPlugin(DuplexModelPlugin):
 
     def plan_append(self, state: DuplexModelSessionState, request: AppendPlanRequest) -> AppendPlan:
         assert isinstance(state, ScriptedState)
-        known = {**state.known, "rebuild": True} if request.rebuild else {}
+        known: dict[str, Scalar] = {**state.known, "rebuild": True} if request.rebuild else {}
+        if request.compact:
+            known["context"] = self.script.context_units // 4  # a summary of what was said
         return AppendPlan(
             prompt=StagePrompt(
                 audio=request.audio,
@@ -161,7 +171,7 @@ class ResidentPlugin(DuplexModelPlugin):
         del stage_id, context
         assert isinstance(state, ScriptedState)
         state.outputs += 1
-        state.known = {name: output.metadata[name] for name in ("spoken", "quiet", "turn") if name in output.metadata}
+        state.known = {name: value for name, value in output.metadata.items() if name != "decision"}
         results: list[ModelResult] = []
         if output.audio:
             results.append(Speech(text=output.text, audio=output.audio, rate_hz=output.audio_rate_hz))
@@ -170,4 +180,7 @@ class ResidentPlugin(DuplexModelPlugin):
                 results.append(Listened())
             case "end":
                 results.append(TurnEnded())
+        filled = output.metadata.get("context")
+        if self.script.context_units and isinstance(filled, int):
+            results.append(ContextUsed(used=filled, limit=self.script.context_units))
         return Decision(results=tuple(results))

@@ -43,7 +43,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     audio. ``sentences`` of ``sentence_ms`` audio each, in chunks of ``chunk_ms``, are answered. ``think_s`` passes before
     each sentence, ``speak_s`` before each chunk. ``unit_ms``, ``quiet_units`` and ``answer_units`` are those of the
     resident family: after speech and so many quiet units it answers so many units; ``rebuilds``: its sessions survive the
-    loss of a replica.
+    loss of a replica; ``context_units``: how much fits into its context (0: no limit); ``compacts``: it can be rolled over.
     """
 
     transcripts: tuple[str, ...] = ()
@@ -60,6 +60,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     quiet_units: int = 2
     answer_units: int = 4
     rebuilds: bool = False
+    context_units: int = 0
+    compacts: bool = False
     faults: tuple[ScriptedFault, ...] = ()
     calls: tuple[ScriptedCall, ...] = ()
 

@@ -13,7 +13,7 @@ import msgspec
 
 from duologue.config.session import Modality, SessionConfig
 from duologue.engine.duplex.commands import ResponseOptions
-from duologue.engine.duplex.core import aside, hearing, interruption, pacing, resident, submission, tools
+from duologue.engine.duplex.core import aside, compaction, hearing, interruption, pacing, resident, submission, tools
 from duologue.engine.duplex.core.effects import AbortRequests, ReleaseRequests
 from duologue.engine.duplex.core.history import Item
 from duologue.engine.duplex.core.items import ModelSpoke, StageFailed
@@ -32,6 +32,7 @@ from duologue.engine.duplex.events import (
     ResponseText,
 )
 from duologue.engine.duplex.results import (
+    ContextUsed,
     FunctionCall,
     Listened,
     ModelFailed,
@@ -249,6 +250,8 @@ def _apply(s: SessionState, record: StageRequestRecord, result: ModelResult) -> 
             _called(s, record, result)
         case TokensUsed():
             _used(s, record, result)
+        case ContextUsed():
+            compaction.used(s, record, result)
         case ModelFailed():
             hearing.abandon(s, record.request_id)
             request_lost(s, record, ErrorCode.RUNTIME_STREAM_FAILED, result.message)

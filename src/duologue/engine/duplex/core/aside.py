@@ -27,6 +27,7 @@ from duologue.engine.duplex.events import (
     ResponseText,
 )
 from duologue.engine.duplex.results import (
+    ContextUsed,
     FunctionCall,
     Listened,
     ModelFailed,
@@ -166,7 +167,7 @@ def _apply(s: SessionState, aside: Aside, result: ModelResult) -> None:
                 response.advance("generated")
         case ModelFailed():
             fail(s, aside, ErrorCode.RUNTIME_STREAM_FAILED, result.message)
-        case UserTranscript() | Listened():
+        case UserTranscript() | Listened() | ContextUsed():
             pass
         case _:
             assert_never(result)

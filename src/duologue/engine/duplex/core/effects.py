@@ -50,8 +50,9 @@ class ClassifyTurn(_Effect, frozen=True, kw_only=True):
 class SubmitAppend(_Effect, frozen=True, kw_only=True):
     """Plan and submit one piece of input. One is in flight at a time. Answer: ``AppendAccepted`` or ``AppendFailed``.
 
-    ``first``: the request does not exist at the stage yet. ``rebuild``: it takes the place of one that was lost.
-    ``out_of_band``: it is beside the conversation, and has no sequence number.
+    ``first``: the request does not exist at the stage yet. ``rebuild``: it takes the place of one that is gone,
+    ``compact``: and shall begin with less than that held. ``out_of_band``: it is beside the conversation, and has no
+    sequence number.
     """
 
     number: int
@@ -71,6 +72,7 @@ class SubmitAppend(_Effect, frozen=True, kw_only=True):
     instructions: str
     rebuild: bool = False
     out_of_band: bool = False
+    compact: bool = False
 
 
 class AbortRequests(_Effect, frozen=True, kw_only=True):

@@ -196,7 +196,8 @@ class ResidentInput:
     fed_to: int = 0
     committed_to: int = 0
     force_listen: bool = False  # the client wants the model to listen to what fills the next unit
-    rebuild: bool = False  # the next request takes the place of one that was lost
+    rebuild: bool = False  # the next request takes the place of one that is gone
+    compact: bool = False  # and shall begin with less than that one held
 
 
 @dataclass(slots=True)

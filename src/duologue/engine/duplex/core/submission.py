@@ -99,6 +99,7 @@ def _submission(s: SessionState, append: PendingAppend, record: StageRequestReco
         config_generation=s.config_generation,
         instructions=instructions,
         rebuild=s.resident.rebuild and not record.submitted,
+        compact=s.resident.compact and not record.submitted,
     )
 
 
@@ -116,7 +117,7 @@ def accepted(s: SessionState, item: AppendAccepted) -> None:
     record = s.requests.get(append.request_id)
     if record is not None:
         if not record.submitted:
-            s.resident.rebuild = False
+            s.resident.rebuild = s.resident.compact = False
         record.submitted = True
     s.fences.commit(append.fence)
     s.lease.touch(s.now)

@@ -164,6 +164,7 @@ class ModelChannel:
             instructions=effect.instructions,
             rebuild=effect.rebuild,
             out_of_band=effect.out_of_band,
+            compact=effect.compact,
         )
 
     def _plan(self, effect: SubmitAppend, request: AppendPlanRequest) -> DuplexStageSubmission:

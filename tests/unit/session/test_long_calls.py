@@ -1,0 +1,44 @@
+"""Calls that outlast the context of a resident model, over the whole engine in virtual time."""
+
+from __future__ import annotations
+
+from duologue.engine.duplex.events import ErrorRaised, ResponseDone, SessionExpired
+from duologue.models.scripted import Script, resident_pipeline, silence, tone
+from duologue.sim.loop import VirtualRuntime, virtual
+from tests.unit.session.world import MANUAL, RATE_HZ, Client, engine
+
+SMALL = 60  # units of 200 ms: twelve seconds
+
+
+async def talk(client: Client, turns: int) -> None:
+    for _ in range(turns):
+        await client.hear(tone(600, rate_hz=RATE_HZ) + silence(2_000, rate_hz=RATE_HZ), chunk_ms=100)
+
+
+@virtual
+async def test_a_model_that_compacts_talks_on_and_nobody_notices(runtime: VirtualRuntime) -> None:
+    """The model raises if its context overflows, and answers are numbered by what it remembers."""
+    script = Script(context_units=SMALL, compacts=True, rebuilds=True)
+    async with engine(runtime, resident_pipeline(runtime, script)) as world:
+        short, endless = world.open(MANUAL, session_id="short"), world.open(MANUAL, session_id="endless")
+        await talk(endless, 40)
+        runner = world.engine.session_manager.runner("endless")
+        assert runner is not None and runner.session.acted()["context"] >= 5
+        done = endless.of(ResponseDone)
+        assert len(done) >= 39 and {response.status for response in done} == {"completed"}
+        assert [response.full_text.split(". ")[0] for response in done] == [
+            f"Unit 1 of answer {number}" for number in range(1, len(done) + 1)
+        ]
+        assert {response.audio_ms for response in done} == {800}
+        assert not endless.of(ErrorRaised) and endless.terminals == [] and short.terminals == []
+
+
+@virtual
+async def test_a_model_that_does_not_ends_in_time_with_the_reason(runtime: VirtualRuntime) -> None:
+    async with engine(runtime, resident_pipeline(runtime, Script(context_units=SMALL))) as world:
+        client = world.open(MANUAL, session_id="s1")
+        await talk(client, 10)
+        expired = await client.until(SessionExpired)
+        assert expired.reason == "context_full" and expired.slot_released
+        assert [error.code for error in client.of(ErrorRaised)] == ["context_full"]
+        assert {response.status for response in client.of(ResponseDone)} <= {"completed", "failed"}
