@@ -127,16 +127,10 @@ def page(tables: Mapping[str, Table] = TABLES) -> str:
 
 def section(name: str, table: Table) -> str:
     """One table: its drawing, its states, its events."""
-    states, events, first = _states(table), _events(table), next(iter(table))[0]
+    states, events = _states(table), _events(table)
     _same(f"states of {name}", set(states), set(STATES[name]))
     _same(f"events of {name}", set(events), set(EVENTS[name]))
-    ends = [state for state in states if not any(source == state for source, _ in table)]
-    lines = [f"## {name}", "", ABOUT[name], "", "```mermaid", "stateDiagram-v2", f"    [*] --> {first}"]
-    lines += [
-        f"    {source} --> {after}: {', '.join(together)}" for (source, after), together in _arrows(table).items()
-    ]
-    lines += [f"    {state} --> [*]" for state in ends]
-    lines += ["```", "", "| state | meaning |", "|---|---|"]
+    lines = [f"## {name}", "", ABOUT[name], "", diagram(table), "", "| state | meaning |", "|---|---|"]
     lines += [f"| `{state}` | {STATES[name][state]} |" for state in states]
     lines += ["", f"| event | {' | '.join(f'`{state}`' for state in states)} | when |"]
     lines += ["|---" * (len(states) + 2) + "|"]
@@ -144,6 +138,16 @@ def section(name: str, table: Table) -> str:
         cells = [f"`{table[state, event]}`" if (state, event) in table else "" for state in states]
         lines.append(f"| `{event}` | {' | '.join(cells)} | {EVENTS[name][event]} |")
     return "\n".join([*lines, ""])
+
+
+def diagram(table: Table) -> str:
+    """The drawing of one table, as a block of mermaid."""
+    ends = [state for state in _states(table) if not any(source == state for source, _ in table)]
+    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {next(iter(table))[0]}"]
+    lines += [
+        f"    {source} --> {after}: {', '.join(together)}" for (source, after), together in _arrows(table).items()
+    ]
+    return "\n".join([*lines, *(f"    {state} --> [*]" for state in ends), "```"])
 
 
 def _same(what: str, coded: set[str], told: set[str]) -> None:

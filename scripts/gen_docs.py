@@ -12,15 +12,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import draw_state_machines as drawings
 import limits as limit_tables
 
 from duologue.config.schema import Group, groups
+from duologue.engine.duplex.core.tables import TABLES
 from duologue.errors import ERRORS, Fault
 from duologue.wire.decoder import DUPLEX_CLIENT_TYPES, GA_CLIENT_TYPES
 from duologue.wire.server_events import DuplexServerEvent, GaServerEvent
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PROTOCOL = REPOSITORY / "docs" / "protocol.md"
+SESSIONS = REPOSITORY / "docs" / "sessions.md"
 LIMITS = REPOSITORY / "docs" / "limits.md"
 CONFIGURATION = REPOSITORY / "docs" / "configuration.md"
 STAGES = REPOSITORY / "docs" / "stages.md"
@@ -99,6 +102,16 @@ def example(name: str, language: str) -> Callable[[], str]:
     return block
 
 
+def drawing(name: str) -> Callable[[], str]:
+    """The transitions of one part of a session, drawn, with what its states mean."""
+
+    def block() -> str:
+        meanings = "; ".join(f"`{state}`: {words}" for state, words in drawings.STATES[name].items())
+        return f"{drawings.diagram(TABLES[name])}\n\n{textwrap.fill(meanings + '.', 120, break_long_words=False)}"
+
+    return block
+
+
 def limits(table: tuple[limit_tables.Limit, ...]) -> Callable[[], str]:
     """A table of limits."""
 
@@ -125,6 +138,7 @@ def _amount(limit: limit_tables.Limit) -> str:
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     PROTOCOL: {"errors": error_table, "client-events": client_events, "server-events": server_events},
     CONFIGURATION: {"settings": settings},
+    SESSIONS: {name: drawing(name) for name in TABLES},
     LIMITS: {
         "session": limits(limit_tables.SESSION),
         "connection": limits(limit_tables.CONNECTION),
