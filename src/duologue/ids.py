@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import hashlib
 import re
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ def stage_request_id(session_id: str, epoch: int, role: str) -> str:
     return f"duplex-s.{token}.e.{epoch}.r.{role}"
 
 
+@functools.lru_cache(maxsize=4096)  # each output of a stage asks again, for the few requests that live
 def parse_stage_request_id(request_id: str) -> StageRequestId | None:
     """The parts of a session's stage request id, or ``None`` if it is not one."""
     match = _REQUEST.match(request_id)

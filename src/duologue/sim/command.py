@@ -150,6 +150,27 @@ def _hunt(board: Board, wanted: Sequence[Mutation], state: Path, minutes: float 
             typer.echo(f"{mutation.name}, from {start}: {seen}")
 
 
+@sim_app.command("fuzz")
+def fuzz_command(
+    target: Annotated[str, typer.Argument(help="Which decoder: ga, duplex, server, worker or engine.")],
+    minutes: Annotated[float, typer.Option(help="How long.", min=0)] = 10.0,
+    seed: Annotated[int, typer.Option(help="Of the mutations.", min=0)] = 0,
+) -> None:
+    """Feed a decoder with ever stranger bytes, guided by what they reach."""
+    from duologue.sim import fuzz as fuzzing
+
+    if target not in fuzzing.TARGETS:
+        raise typer.BadParameter(f"There are: {', '.join(fuzzing.TARGETS)}.", param_hint="TARGET")
+    report = fuzzing.Fuzzer(target, seed).run(seconds=minutes * 60)
+    typer.echo(
+        f"{target}, seed {seed}: {report.runs} inputs in {report.seconds:.0f} s, {report.reached} lines, values and errors "
+        f"reached from {report.corpus} inputs, {len(report.crashes)} crashes"
+    )
+    for crash in report.crashes:
+        typer.echo(f"{crash.error}: {crash.data!r}")
+    raise typer.Exit(1 if report.crashes else 0)
+
+
 @sim_app.command("replay")
 def replay_command(
     seed: Seed,

@@ -84,7 +84,7 @@ def _types_of(union: object) -> frozenset[str]:
 
 GA_CLIENT_TYPES: Final = _types_of(GaClientEvent)
 DUPLEX_CLIENT_TYPES: Final = GA_CLIENT_TYPES | _types_of(DuplexOnlyEvent) | _types_of(DuplexAlias)
-_SERVER_TYPES: Final = _types_of(DuplexServerEvent)
+SERVER_TYPES: Final = _types_of(DuplexServerEvent)
 _KNOWN: Final = {"ga": GA_CLIENT_TYPES, "duplex": DUPLEX_CLIENT_TYPES}
 
 
@@ -116,10 +116,20 @@ def decode_server_event(frame: bytes | str) -> ServerEvent | None:
     try:
         return _SERVER.decode(frame)
     except msgspec.ValidationError:
-        head = _HEAD.decode(frame)
-        if isinstance(head.type, str) and head.type not in _SERVER_TYPES:
+        if _is_unknown(frame):
             return None
         raise
+    except RecursionError:
+        raise ValueError("the frame is nested too deeply") from None
+
+
+def _is_unknown(frame: bytes | str) -> bool:
+    """Whether a frame is an event of a type that this version does not know. Raises ``ValueError`` if it is no event."""
+    try:
+        head = _HEAD.decode(frame)
+    except RecursionError:
+        raise ValueError("the frame is nested too deeply") from None
+    return isinstance(head.type, str) and head.type not in SERVER_TYPES
 
 
 def encode(event: ClientEvent | ServerEvent) -> bytes:
@@ -180,6 +190,8 @@ def _dirty_append(frame: bytes | str, event_id: str | None) -> AudioAppend:
         event = _DIRTY.decode(frame)
     except msgspec.ValidationError as fault:
         raise _bad("input_audio_buffer.append", fault, event_id) from None
+    except (msgspec.DecodeError, ValueError) as broken:  # what the first pass took for unusual base64 is no text at all
+        raise WireFault(ErrorCode.INVALID_JSON, f"The frame is not valid JSON: {broken}.", event_id=event_id) from None
     try:
         audio = decode_base64(event.audio, MAX_EVENT_BYTES)
     except AudioDataError as fault:

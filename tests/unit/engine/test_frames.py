@@ -18,6 +18,7 @@ from duologue.engine.stages.frames import (
     Ping,
     Submit,
     ToWorker,
+    from_worker,
     to_worker,
 )
 from duologue.outputs import SamplingParams, StagePrompt, StageRequest
@@ -107,3 +108,9 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 1_000)
     with pytest.raises(FrameTooLarge, match="more than a message may have"):
         FrameWriter().frame(submit(1, bytes(2_000)))
+
+
+def test_a_message_that_is_nested_too_deeply_is_refused() -> None:
+    body = b"\x94\x04\x01" + b"\x91" * 5_000
+    with pytest.raises(ValueError, match="nested too deeply"):
+        FrameReader(from_worker).feed(len(body).to_bytes(4, "big") + body)

@@ -246,3 +246,11 @@ def test_only_audio_may_be_long() -> None:
             event = decode_client_event(frame.encode(), "ga")
             assert isinstance(event, client_events.AudioAppend)
             assert len(event.audio) == len(audio) // 4 * 3
+
+
+def test_audio_that_is_no_text_at_all_is_a_fault_as_well() -> None:
+    frame = b'{"type":"input_audio_buffer.append","event_id":"e","audio":"AAAA\xdeAAA"}'
+    for dialect in ("ga", "duplex"):
+        with pytest.raises(WireFault) as caught:
+            decode_client_event(frame, dialect)
+        assert (caught.value.code, caught.value.event_id) == (ErrorCode.INVALID_JSON, "e")

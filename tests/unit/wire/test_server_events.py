@@ -34,3 +34,9 @@ def test_an_unknown_type_is_none_and_a_bad_known_one_raises() -> None:
         decode_server_event(b'{"type":"response.speak"}')
     with pytest.raises(ValueError):
         decode_server_event(b"not json")
+
+
+@pytest.mark.parametrize("opening", ['{"type":', '{"no such field":', '{"type":"error","error":'])
+def test_a_frame_that_is_nested_too_deeply_is_no_event(opening: str) -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        decode_server_event((opening + "[" * 3_000).encode())

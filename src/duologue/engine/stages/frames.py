@@ -161,15 +161,21 @@ class FrameReader(Generic[MessageT]):
     def _message(self, whole: memoryview) -> MessageT:
         (head,) = _HEADER.unpack_from(whole)
         if not head & _IN_RING:
-            return self._decoder.decode(whole[_HEADER.size :])
+            return self._decoded(whole[_HEADER.size :])
         if self._ring is None:
             raise ValueError("a frame refers to shared memory, and there is none")
         head, position = _RING_FRAME.unpack(whole)
         length = head & ~_IN_RING
         with self._ring.view(position, length) as body:
-            message = self._decoder.decode(body)
+            message = self._decoded(body)
         self._ring.free(position, length)
         return message
+
+    def _decoded(self, body: memoryview) -> MessageT:
+        try:
+            return self._decoder.decode(body)
+        except RecursionError:
+            raise ValueError("a message is nested too deeply") from None
 
 
 def _frame_size(data: bytes | bytearray, start: int) -> int:
