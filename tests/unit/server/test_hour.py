@@ -68,12 +68,21 @@ def weight(*roots: object) -> tuple[int, Counter[str]]:
     return total, kinds
 
 
+SCRIPT = Script(sentences=3, sentence_ms=1_000, chunk_ms=1_000, unit_ms=1_000, quiet_units=1, answer_units=3)
+
+
 class Served:
     """One engine and server, and the means to connect to it."""
 
-    def __init__(self, runtime: VirtualRuntime, family: str) -> None:
+    def __init__(
+        self,
+        runtime: VirtualRuntime,
+        family: str,
+        script: Script,
+        config: DuplexSessionRuntimeConfig,
+        detector: ScriptedDetection,
+    ) -> None:
         self.runtime = runtime
-        script = Script(sentences=3, sentence_ms=1_000, chunk_ms=1_000, unit_ms=1_000, quiet_units=1, answer_units=3)
         build = resident_pipeline if family == "resident" else ephemeral_pipeline
         pipeline = build(runtime, script)
         self.front = EngineFront(
@@ -86,8 +95,8 @@ class Served:
             rpc_async_queue=self.front.results,
             runtime=runtime,
             plugin=pipeline.plugin,
-            duplex_session_config=RUNTIME,
-            detection=ScriptedDetection(),
+            duplex_session_config=config,
+            detection=detector,
         )
         self.front.attach(self.engine)
         self.hub = SessionHub(
@@ -127,8 +136,15 @@ class Served:
 
 
 @asynccontextmanager
-async def served(runtime: VirtualRuntime, family: str) -> AsyncIterator[Served]:
-    there = Served(runtime, family)
+async def served(
+    runtime: VirtualRuntime,
+    family: str,
+    *,
+    script: Script = SCRIPT,
+    config: DuplexSessionRuntimeConfig | None = None,
+    detection: ScriptedDetection | None = None,
+) -> AsyncIterator[Served]:
+    there = Served(runtime, family, script, config or DuplexSessionRuntimeConfig(), detection or ScriptedDetection())
     await there.engine.start()
     life = runtime.spawn(there.engine.run(), name="engine")
     await asyncio.sleep(0)
@@ -189,7 +205,7 @@ async def test_an_hour_leaves_a_session_as_large_as_five_minutes(
     family: str, dialect: str, runtime: VirtualRuntime
 ) -> None:
     query, rate_hz, settings = SETTINGS[dialect]
-    async with served(runtime, family) as there:
+    async with served(runtime, family, config=RUNTIME) as there:
         pipe = there.connect(query)
         caller = Caller(pipe, rate_hz)
         reading = runtime.spawn(caller.read(), name="reader")
