@@ -58,9 +58,25 @@ export PYTHONPATH="$PWD/src:$PWD"
 export OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 export HF_HUB_OFFLINE=1 VLLM_PLUGINS= VLLM_NO_USAGE_STATS=1 RAY_USAGE_STATS_ENABLED=0
 export DUOLOGUE_TEST_BACKENDS=1
-case " $* " in
-*" tests/"*) ;;
-*) set -- "$@" tests/backends ;;
-esac
 # Warnings are errors elsewhere; here they are other people's.
-exec "$venv/bin/python" -m pytest -p no:cacheprovider -W default -W ignore::FutureWarning -W ignore::DeprecationWarning "$@"
+test_backends() {
+  "$venv/bin/python" -m pytest -p no:cacheprovider -W default -W ignore::FutureWarning -W ignore::DeprecationWarning "$@"
+}
+
+case " $* " in
+"  ") ;;
+*" tests/"*) test_backends "$@"; exit ;;
+*) test_backends "$@" tests/backends; exit ;;
+esac
+
+# Ray and vLLM have nothing in common, and their tests mostly wait for processes to start: side by side.
+told=$(mktemp)
+test_backends tests/backends/test_vllm*.py >"$told" 2>&1 &
+vllm=$!
+trap 'kill "$vllm" 2>/dev/null || :; rm -f "$told"' EXIT
+trap 'exit 130' INT TERM
+status=0
+test_backends tests/backends/test_ray*.py || status=$?
+wait "$vllm" || status=$?
+cat "$told"
+exit "$status"
