@@ -9,9 +9,11 @@ from collections.abc import Callable
 from typing import Final
 
 import msgspec
+from msgspec import UNSET
 
 from duologue.sim.conversation import Conversation
 from duologue.sim.plugin import mark
+from duologue.sim.toolbox import NAME as CLOCK
 from duologue.wire import client_events as wire
 from duologue.wire import encode
 from duologue.wire.objects import (
@@ -23,6 +25,7 @@ from duologue.wire.objects import (
     OutputAudioParams,
     ResponseParams,
     Session,
+    Tool,
     TranscriptionParams,
     TurnDetectionParams,
 )
@@ -51,7 +54,8 @@ def opening(talk: Conversation) -> Session:
         ),
         output=OutputAudioParams(format=_format(choices.output_format, choices.output_rate_hz)),
     )
-    session = Session(instructions=mark(talk.client), output_modalities=[choices.modality], audio=audio)
+    tools = [Tool(name=CLOCK)] if choices.tools != "off" else UNSET
+    session = Session(instructions=mark(talk.client), output_modalities=[choices.modality], audio=audio, tools=tools)
     if talk.dialect == "ga":
         return msgspec.structs.replace(session, type="realtime")
     return msgspec.structs.replace(

@@ -102,6 +102,10 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     read_bytes_per_s: int = 0
 
 
+ToolStyle = Literal["off", "once", "twice", "late", "never", "again", "mixed"]
+"""How often, and when, a client answers the function calls of a model; ``off``: it offers no function."""
+
+
 class Choices(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Session settings a client asks for when it opens."""
 
@@ -118,6 +122,7 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     playback: Literal["estimated", "ack_only", "commit_all_on_done"] = "estimated"
     auto_response: bool = False
     transcription: bool = True
+    tools: ToolStyle = "off"
 
 
 class HookFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -241,6 +246,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     chunk_ms: int = 100
     transit_ms: int = 0
     detector: Detector = Detector()
+    tools: bool = False
     runtime: dict[str, int | float | str | None] = {}
     limits: dict[str, int | float] = {}
     rebuilds: bool = False  # a resident model's sessions survive the loss of a replica

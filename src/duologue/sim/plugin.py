@@ -148,6 +148,7 @@ class SimEphemeral(_Watched, ScriptedPlugin):
             streams_input=plan.streams_input,
             stream_interval_ms=320,
             transcribes_input=plan.transcribes,
+            calls_functions=plan.tools,
         )
 
 

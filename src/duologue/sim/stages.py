@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from duologue.engine.stages.contract import AsyncStage, StageControl
 from duologue.errors import ErrorCode, StageFault
-from duologue.outputs import RequestOutput, StageError, StagePrompt, StageRequest
+from duologue.outputs import RequestOutput, StageError, StagePrompt, StageRequest, ToolCall
 from duologue.sim.observation import Fed, Observations
 from duologue.sim.plan import Deployment, WorkFault
 from duologue.sim.tape import spoken
@@ -50,6 +50,13 @@ class StageDesk:
             found = (fault for fault in self.faults.get(client, ()) if fault.stage == stage and fault.nth == number)
             fault = next(found, None)
         return Job(request.request_id, client, number, dice, fault)
+
+    def calls(self, job: Job, prompt: StagePrompt) -> tuple[ToolCall, ...]:
+        """The functions that an answer asks for: none, one, or two."""
+        if prompt.menu is None:
+            return ()
+        dice = random.Random(f"{self.seed}:{job.client}:tools:{job.number}")
+        return (ToolCall(name=prompt.menu.tools[0].name),) * dice.choice((0, 1, 1, 2))
 
     def end(self) -> None:
         """A request's state is closed."""
@@ -193,6 +200,7 @@ class Answerer(_SimStage):
         if (instead := await self._desk.suffer(state, ANSWER)) is not None:
             yield instead
             return
+        calls = self._desk.calls(state, request.prompt)
         count = state.dice.randint(*self._desk.plan.sentences)
         for index in range(count):
             await self._think(state)
@@ -203,6 +211,7 @@ class Answerer(_SimStage):
                 segment_finished=True,
                 finished=last,
                 finish_reason="stop" if last else None,
+                calls=calls if last else (),
             )
 
 

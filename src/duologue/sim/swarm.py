@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 
@@ -28,8 +28,10 @@ from duologue.sim.plan import (
     Rest,
     Say,
     Step,
+    ToolStyle,
     Until,
 )
+from duologue.sim.toolbox import TIMEOUT_S
 
 FEATURES: Final[Mapping[str, float]] = {
     # who is there
@@ -85,6 +87,7 @@ FEATURES: Final[Mapping[str, float]] = {
     "weak_model": 0.15,
     "witness": 0.15,
     "rebuild": 0.4,
+    "tools": 0.2,
 }
 NAMES: Final = ("ann", "bob", "cyd", "dot", "eve")
 
@@ -135,6 +138,7 @@ class Swarm:
         family: Family = "resident" if ("resident" in on) != (index == 1) else "ephemeral"
         slow = "slow_stages" in on
         weak = "weak_model" in on
+        tools = "tools" in on and family == "ephemeral"
         return Deployment(
             family=family,
             replicas=dice.choice((1, 1, 2, 3)),
@@ -151,9 +155,10 @@ class Swarm:
             chunk_ms=400 if slow else dice.choice((100, 100, 20, 73, 400)),
             transit_ms=dice.choice((0, 0, 0, 5, 40)),
             detector=self._detector(dice),
-            runtime=self._runtime(dice),
+            runtime=self._runtime(dice) | ({"tool_result_timeout_s": TIMEOUT_S} if tools else {}),
             limits=self._limits(dice),
             rebuilds="rebuild" in on and family == "resident",
+            tools=tools,
         )
 
     def _detector(self, dice: random.Random) -> Detector:
@@ -226,7 +231,7 @@ class Swarm:
             library=library,
             dialect="ga" if ga else "duplex",
             arrives_ms=0 if index == 0 else dice.choice((0, 0, 300, 2_000)),
-            choices=self._choices(dice, deployments[home], ga=ga),
+            choices=self._choices(dice, deployments[home], index, ga=ga),
             link=self._link(dice),
             acks=dice.choice(styles) if "ack_styles" in on else "prompt",
             event_acks=dice.random() < 0.8,
@@ -240,7 +245,7 @@ class Swarm:
     def _calm(self, person: Person) -> Person:
         return msgspec.structs.replace(person, leave="close", arrives_ms=0)
 
-    def _choices(self, dice: random.Random, deployment: Deployment, *, ga: bool) -> Choices:
+    def _choices(self, dice: random.Random, deployment: Deployment, index: int, *, ga: bool) -> Choices:
         on = self.on
         manual = "manual" in on and dice.random() < 0.6
         semantic = "semantic" in on and dice.random() < 0.6
@@ -268,6 +273,8 @@ class Swarm:
         if not ga:
             given["playback"] = dice.choice(("estimated", "estimated", "ack_only", "commit_all_on_done"))
             given["auto_response"] = deployment.family == "resident" and dice.random() < 0.5
+        if deployment.tools:
+            given["tools"] = self.dice(f"tools:{index}").choice(get_args(ToolStyle))
         return Choices(**given)
 
     def _link(self, dice: random.Random) -> Link:

@@ -23,6 +23,7 @@ from duologue.sim.orders import DUPLEX_ONLY, frame_of, opening
 from duologue.sim.plan import Deaf, Kill, Lose, Order, Person, Reopen, Rest, Resume, Say, Stall, Step, Until
 from duologue.sim.site import Site
 from duologue.sim.tape import cut
+from duologue.sim.toolbox import Toolbox
 from duologue.sim.trace import Trace
 from duologue.wire import client_events as wire
 from duologue.wire import decode_client_event, decode_server_event, encode
@@ -68,6 +69,7 @@ class Talker:
         self._play_end_s = 0.0
         self._acked_ms: dict[str, float] = {}
         self.left = False
+        self._tools = Toolbox(self.runtime, person.choices.tools, self.dice, self._drop_in)
 
     @property
     def talk(self) -> Conversation:
@@ -195,6 +197,8 @@ class Talker:
                 self._tell("updated")
                 if talk.over:
                     self._tell("terminal")
+            case events.ArgumentsDone():
+                self._tools.asked(talk, event)
             case events.SpeechStarted():
                 if self.person.truncates:
                     self._truncate(talk)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-_ID = re.compile(rb"(resp-duplex-[0-9a-f]{32}-\d+-[0-9a-f]{8}|duplex-[0-9a-f]{32}|item_[0-9a-f]{8})")
+_ID = re.compile(rb"(resp-duplex-[0-9a-f]{32}-\d+-[0-9a-f]{8}|duplex-[0-9a-f]{32}|(?:item|call)_[0-9a-f]{8})")
 _TOKEN = re.compile(rb'("resume_token":")[^"]+')
 
 

@@ -16,6 +16,7 @@ from duologue.sim.checkers.journal import check as journal
 from duologue.sim.checkers.order import check as order
 from duologue.sim.checkers.pace import check as pace
 from duologue.sim.checkers.placement import check as placement
+from duologue.sim.checkers.tools import check as tools
 
 CHECKERS: Final[tuple[Callable[[Evidence], Iterator[Violation]], ...]] = (
     order,
@@ -28,6 +29,7 @@ CHECKERS: Final[tuple[Callable[[Evidence], Iterator[Violation]], ...]] = (
     admission,
     placement,
     bounds,
+    tools,
 )
 
 

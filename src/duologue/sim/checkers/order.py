@@ -48,11 +48,15 @@ class _Responses:
         self._name = name
         self._state: dict[str, str] = {}
         self._epoch = -1
+        self._beside: dict[str, str] = {}  # outside the conversation: of no epoch, and not in its order
 
     def created(self, event: events.ResponseCreated) -> Iterator[Violation]:
         name, response_id = self._name, event.response_id
-        if response_id in self._state:
+        if response_id in self._state or response_id in self._beside:
             yield Violation("B1", f"{name}: {response_id} was created twice")
+        if event.out_of_band:
+            self._beside[response_id] = "created"
+            return
         if "created" in self._state.values():
             yield Violation("B1", f"{name}: {response_id} was created while another is open")
         if event.epoch < self._epoch:
@@ -60,20 +64,25 @@ class _Responses:
         self._state[response_id], self._epoch = "created", event.epoch
 
     def done(self, event: events.ResponseDone) -> Iterator[Violation]:
-        was = self._state.get(event.response_id)
+        known = self._known(event.response_id)
+        was = known.get(event.response_id)
         if was != "created":
             yield Violation("B1", f"{self._name}: {event.response_id} done but {was}")
-        self._state[event.response_id] = "done"
-        if event.status == "cancelled":
+        known[event.response_id] = "done"
+        if event.status == "cancelled" and known is self._state:
             self._epoch = max(self._epoch, event.epoch + 1)
 
     def content(self, kind: str, response_id: str) -> Iterator[Violation]:
-        was = self._state.get(response_id)
+        was = self._known(response_id).get(response_id)
         if was != "created":
             yield Violation("B2", f"{self._name}: {kind} of {response_id}, which is {was}")
 
     def left(self) -> list[str]:
-        return [response_id for response_id, where in self._state.items() if where == "created"]
+        every = {**self._state, **self._beside}
+        return [response_id for response_id, where in every.items() if where == "created"]
+
+    def _known(self, response_id: str) -> dict[str, str]:
+        return self._beside if response_id in self._beside else self._state
 
 
 def _responses(name: str, said: list[events.SessionEvent], *, ended: bool) -> Iterator[Violation]:
@@ -133,7 +142,7 @@ def _frame(open_: dict[str, _Response], event: wire.ServerEvent | None) -> str |
             return _content(open_, event)
         case wire.TranscriptDone() | wire.PartAdded() | wire.PartDone():
             return _content(open_, event)
-        case wire.OutputItemDone():
+        case wire.OutputItemDone() if event.item.type == "message":
             response = open_.get(event.response_id)
             if response is None or response.done or response.item_done:
                 return f"output_item.done of {event.response_id} out of place"

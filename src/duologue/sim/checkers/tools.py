@@ -1,0 +1,102 @@
+"""Function calls: a result applied once, in its epoch, before its deadline, and what models read of it (B16)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from duologue.engine.duplex import events
+from duologue.errors import ErrorCode
+from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, session_of
+from duologue.sim.stages import ANSWER
+from duologue.sim.toolbox import TIMEOUT_S
+
+
+class _Calls:
+    """What became of each call of a session."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.asked: dict[str, float] = {}
+        self.results: dict[str, tuple[float, str]] = {}
+        self._void: set[str] = set()
+        self._noticed: set[str] = set()
+
+    def called(self, at: float, event: events.FunctionCalled) -> Iterator[Violation]:
+        for part in event.item.parts:
+            if isinstance(part, events.CallPart):
+                if part.call_id in self.asked:
+                    yield Violation("B16", f"{self._name}: call {part.call_id} was made twice")
+                self.asked[part.call_id] = at
+
+    def applied(self, at: float, part: events.CallOutputPart) -> Iterator[Violation]:
+        call_id = part.call_id
+        asked_at = self.asked.get(call_id)
+        if asked_at is None:
+            yield Violation("B16", f"{self._name}: a result of {call_id}, which nobody asked for, was applied")
+            return
+        if call_id in self.results:
+            yield Violation("B16", f"{self._name}: a second result of {call_id} was applied")
+        if call_id in self._void:
+            yield Violation("B16", f"{self._name}: a result of {call_id} was applied after its epoch")
+        if call_id in self._noticed or at >= asked_at + TIMEOUT_S:
+            yield Violation(
+                "B16", f"{self._name}: a result of {call_id} was applied {at - asked_at:g} s after the call"
+            )
+        self.results[call_id] = (at, part.output)
+
+    def timed_out(self, at: float, event: events.ErrorRaised) -> Iterator[Violation]:
+        for call_id, asked_at in self.asked.items():
+            if f"'{call_id}'" not in event.message or event.event_id is not None:
+                continue
+            if call_id in self._noticed:
+                yield Violation("B16", f"{self._name}: two notices of the time-out of {call_id}")
+            if call_id in self.results or call_id in self._void or at < asked_at + TIMEOUT_S:
+                yield Violation("B16", f"{self._name}: a time-out of {call_id}, which did not time out")
+            self._noticed.add(call_id)
+
+    def epoch_ended(self) -> None:
+        self._void |= self.asked.keys() - self.results.keys() - self._noticed
+
+
+def check(evidence: Evidence) -> Iterator[Violation]:
+    """Every session of a deployment whose model asks for functions."""
+    for session in evidence.sessions():
+        if session.site.plan.tools:
+            yield from _ledger(session)
+
+
+def _ledger(session: SessionEvidence) -> Iterator[Violation]:
+    calls = _Calls(session.session_id)
+    beside: set[str] = set()
+    for told in session.told:
+        match told.event:
+            case events.ResponseCreated(out_of_band=True):
+                beside.add(told.event.response_id)
+            case events.FunctionCalled() if told.event.response_id not in beside:
+                yield from calls.called(told.at, told.event)
+            case events.ItemAdded(item=events.ItemView(parts=(events.CallOutputPart() as part,))):
+                yield from calls.applied(told.at, part)
+            case events.ErrorRaised(code=ErrorCode.TOOL_RESULT_TIMEOUT):
+                yield from calls.timed_out(told.at, told.event)
+            case events.ResponseDone(status="cancelled") if told.event.response_id not in beside:
+                calls.epoch_ended()
+            case _:
+                pass
+    yield from _prompts(session, calls)
+
+
+def _prompts(session: SessionEvidence, calls: _Calls) -> Iterator[Violation]:
+    """Every call that a model reads is followed by its result, which is the one that was applied."""
+    for fed in session.site.seen.input:
+        if fed.stage != ANSWER or session_of(fed.request_id) != session.session_id:
+            continue
+        messages = fed.prompt.messages
+        for index, message in enumerate(messages):
+            for call in message.calls:
+                following = messages[index + 1] if index + 1 < len(messages) else None
+                if following is None or (following.role, following.call_id) != ("tool", call.call_id):
+                    yield Violation("B16", f"{session.session_id}: call {call.call_id} is read without a result")
+            if message.role == "tool" and message.text.startswith("result"):
+                applied = calls.results.get(message.call_id)
+                if applied is None or applied[0] > fed.at or applied[1] != message.text:
+                    yield Violation("B16", f"{session.session_id}: {message.text!r} is read and was not applied")
