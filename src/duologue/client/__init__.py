@@ -6,6 +6,7 @@ Imports only the wire types and what lies below them. See docs/client.md.
 from duologue.client.connect import connect, realtime_url
 from duologue.client.event import UnknownEvent
 from duologue.client.fault import ClientError, ConnectError, RequestError, SessionEndedError
+from duologue.client.functions import Functions
 from duologue.client.link import ReconnectPolicy
 from duologue.client.playback import Heard, PlaybackTracker
 from duologue.client.response import ResponseStream
@@ -15,6 +16,7 @@ __all__ = [
     "ClientError",
     "ClientSession",
     "ConnectError",
+    "Functions",
     "Heard",
     "PlaybackTracker",
     "ReconnectPolicy",

@@ -11,7 +11,10 @@ from contextlib import asynccontextmanager
 from typing import Final
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
+import msgspec
+
 from duologue.client.fault import ConnectError, SessionEndedError
+from duologue.client.functions import Functions
 from duologue.client.link import Link, ReconnectPolicy, Tap
 from duologue.client.session import CLOSE_TIMEOUT_S, ClientSession
 from duologue.client.socket import Opener, open_websocket
@@ -54,6 +57,7 @@ async def connect(
     reconnect: ReconnectPolicy | None = None,
     heartbeat_period_s: float = 30.0,
     close_timeout_s: float = CLOSE_TIMEOUT_S,
+    functions: Functions | None = None,
     tap: Tap | None = None,
     opener: Opener = open_websocket,
     jitter: Callable[[], float] | None = None,
@@ -63,7 +67,9 @@ async def connect(
     `url`: ``ws://host:port`` (or http, or ``host:port``); the path is filled in. `session`: settings to start with.
     `dialect`: ``duplex`` (playback, resume, heartbeats) or ``ga`` (OpenAI's). `reconnect`: ``None`` is the default
     policy; resuming needs the duplex dialect. `close_timeout_s`: how long leaving may wait for the server, once for the
-    close to be taken and once for the session's terminal. `tap` sees every frame. `opener` and `jitter` are for tests.
+    close to be taken and once for the session's terminal. `functions`: what the model may call; they
+    are offered with the first settings and run when it calls them, and it goes on with their results.
+    `tap` sees every frame. `opener` and `jitter` are for tests.
     """
     authorised = dict(headers or {})
     if api_key:
@@ -82,7 +88,9 @@ async def connect(
     )
     if jitter is not None:
         link.jitter = jitter
-    opened = ClientSession(link, close_timeout_s=close_timeout_s)
+    if functions is not None:
+        session = msgspec.structs.replace(session or Session(), tools=functions.tools())
+    opened = ClientSession(link, close_timeout_s=close_timeout_s, functions=functions)
     try:
         await opened.wait_open(session)
         yield opened

@@ -20,6 +20,7 @@ import msgspec
 
 from duologue.client.buffer import Buffer
 from duologue.client.fault import ClientError, ConnectError, RequestError, SessionEndedError
+from duologue.client.functions import FunctionCalls, Functions
 from duologue.client.link import Link
 from duologue.client.response import ResponseStream
 from duologue.wire.client_events import (
@@ -43,6 +44,7 @@ from duologue.wire.client_events import (
 )
 from duologue.wire.objects import ContentPart, Item, Response, ResponseParams, Session
 from duologue.wire.server_events import (
+    ArgumentsDone,
     AudioDelta,
     AudioDone,
     Error,
@@ -76,8 +78,11 @@ def _is_audio(event: ServerEvent) -> bool:
 class ClientSession:
     """An open session. Made by `duologue.client.connect`; all calls from the loop that opened it."""
 
-    def __init__(self, link: Link, *, close_timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+    def __init__(
+        self, link: Link, *, close_timeout_s: float = CLOSE_TIMEOUT_S, functions: Functions | None = None
+    ) -> None:
         self._link = link
+        self._functions = None if functions is None else FunctionCalls(functions, self)
         self._close_timeout_s = close_timeout_s
         self._events: Buffer[ServerEvent] = Buffer(
             max_entries=MAX_EVENTS, max_weight=MAX_EVENT_AUDIO_BYTES, weight=_audio_weight, droppable=_is_audio
@@ -203,6 +208,11 @@ class ClientSession:
         """Put an item into the conversation, at its end unless `previous_item_id` says otherwise ("root": first)."""
         await self._link.send(ItemCreate(event_id=self._next_id(), item=item, previous_item_id=previous_item_id))
 
+    async def answer_call(self, call_id: str, output: str) -> None:
+        """The result of a function that the model asked for: once, in time. The model reads it when it is asked to go
+        on (`create_response`). Functions given to `connect` are answered by themselves."""
+        await self.create_item(Item(type="function_call_output", call_id=call_id, output=output))
+
     async def delete_item(self, item_id: str) -> None:
         """Take an item out of the conversation."""
         await self._link.send(ItemDelete(event_id=self._next_id(), item_id=item_id))
@@ -245,6 +255,8 @@ class ClientSession:
     async def close(self, reason: str = "client_close") -> None:
         """End the session; returns in bounded time, whatever the server does. May be repeated."""
         self._link.leave()
+        if self._functions is not None:
+            await self._functions.close()
         if self._link.dialect == "duplex" and self._link.attached and self._link.ended is None:
             with contextlib.suppress(ClientError, TimeoutError):
                 await asyncio.wait_for(self._link.send(SessionClose(reason=reason)), self._close_timeout_s)
@@ -339,9 +351,14 @@ class ClientSession:
             case TranscriptDelta() | TextDelta():
                 if event.delta:
                     self._stream(event.response_id).feed_text(event.item_id, event.delta)
+            case ArgumentsDone():
+                if self._functions is not None:
+                    self._functions.asked(event)
             case ResponseDone():
                 self._stream(event.response.id, event.response).finish(event)
                 del self._open_responses[event.response.id]
+                if self._functions is not None:
+                    self._functions.done(event)
             case _:
                 pass
 

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+import msgspec
+
 from duologue.config.loader import load_config
+from duologue.config.service import ModelChoice
 from duologue.server.assembly import engine, serve_config
 from duologue.server.serve import Listening, running
 
@@ -17,7 +20,7 @@ _PATIENCE_S = 30.0
 
 @contextmanager
 def scripted_server(**environment: str) -> Iterator[str]:
-    """The URL of a server that answers every turn with two short sentences."""
+    """The URL of a server that answers every turn with two short sentences, or asks for the weather if that is asked."""
     config = load_config(
         None,
         {
@@ -27,6 +30,9 @@ def scripted_server(**environment: str) -> Iterator[str]:
             **environment,
         },
     )
+    call = {"when": "weather", "name": "weather", "arguments": '{"city": "Rome"}', "says": 0}
+    model = ModelChoice(plugin="scripted", options={"calls": [call]})  # type: ignore[dict-item]
+    config = msgspec.structs.replace(config, model=model)
     started = threading.Event()
     found: list[Listening] = []
     faults: list[BaseException] = []

@@ -18,6 +18,7 @@ PRINTED = {
     "A spoken turn": "answer: completed",
     "Everything that happens": "says: ",
     "Playback": "",
+    "Functions that the model may call": "Sentence 1 about sunny in Rome.",
     "When the connection is lost": "session duplex-",
 }
 
