@@ -251,7 +251,7 @@ _OUTPUT: Final = (
     _one(
         "nothing is withdrawn",
         "what no socket has taken is not sent after a cancel",
-        f"{_CORE}.pacing:_invalidate",
+        f"{_CORE}.pacing:invalidate",
         "s.do(InvalidateOutput(response_id=response_id))",
         "pass",
     ),
