@@ -180,6 +180,8 @@ class Talker:
             talk.refused = event.error.code
         talk.take(event, attempt)
         self._react(talk, event)
+        if isinstance(event, events.ArgumentsDone):
+            self._tools.asked(talk, event)
 
     def _react(self, talk: Conversation, event: events.ServerEvent) -> None:
         match event:
@@ -197,8 +199,6 @@ class Talker:
                 self._tell("updated")
                 if talk.over:
                     self._tell("terminal")
-            case events.ArgumentsDone():
-                self._tools.asked(talk, event)
             case events.SpeechStarted():
                 if self.person.truncates:
                     self._truncate(talk)

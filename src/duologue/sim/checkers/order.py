@@ -125,6 +125,15 @@ def _on_the_wire(talk: Conversation) -> Iterator[Violation]:
             yield Violation("B2", f"{talk.name}: {fault}")
 
 
+def _item_done(open_: dict[str, _Response], event: wire.OutputItemDone) -> str | None:
+    response = open_.get(event.response_id)
+    message = event.item.type == "message"  # function calls end as they begin, one after the other
+    if response is None or response.done or (message and response.item_done):
+        return f"output_item.done of {event.response_id} out of place"
+    response.item_done |= message
+    return None
+
+
 def _frame(open_: dict[str, _Response], event: wire.ServerEvent | None) -> str | None:
     match event:
         case wire.ResponseCreated():
@@ -142,11 +151,8 @@ def _frame(open_: dict[str, _Response], event: wire.ServerEvent | None) -> str |
             return _content(open_, event)
         case wire.TranscriptDone() | wire.PartAdded() | wire.PartDone():
             return _content(open_, event)
-        case wire.OutputItemDone() if event.item.type == "message":
-            response = open_.get(event.response_id)
-            if response is None or response.done or response.item_done:
-                return f"output_item.done of {event.response_id} out of place"
-            response.item_done = True
+        case wire.OutputItemDone():
+            return _item_done(open_, event)
         case _:
             pass
     return None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from duologue.engine.duplex import events
 from duologue.errors import ErrorCode
 from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, session_of
 from duologue.sim.stages import ANSWER
 from duologue.sim.toolbox import TIMEOUT_S
+
+_ROUNDING_S: Final = 1e-6  # traces count from the beginning of the run
 
 
 class _Calls:
@@ -38,7 +41,7 @@ class _Calls:
             yield Violation("B16", f"{self._name}: a second result of {call_id} was applied")
         if call_id in self._void:
             yield Violation("B16", f"{self._name}: a result of {call_id} was applied after its epoch")
-        if call_id in self._noticed or at >= asked_at + TIMEOUT_S:
+        if call_id in self._noticed or at >= asked_at + TIMEOUT_S + _ROUNDING_S:
             yield Violation(
                 "B16", f"{self._name}: a result of {call_id} was applied {at - asked_at:g} s after the call"
             )
@@ -50,7 +53,7 @@ class _Calls:
                 continue
             if call_id in self._noticed:
                 yield Violation("B16", f"{self._name}: two notices of the time-out of {call_id}")
-            if call_id in self.results or call_id in self._void or at < asked_at + TIMEOUT_S:
+            if call_id in self.results or call_id in self._void or at < asked_at + TIMEOUT_S - _ROUNDING_S:
                 yield Violation("B16", f"{self._name}: a time-out of {call_id}, which did not time out")
             self._noticed.add(call_id)
 
