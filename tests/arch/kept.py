@@ -1,4 +1,4 @@
-"""What must have a test, and which: the rules of the reference that stay, the cases from the field, the invariants.
+"""What must have a test, and which: rules of the reference that stay, cases from the field, invariants, documented names.
 
 `test_kept.py` fails when a test that is named here is missing, or named otherwise than its rule demands.
 """
@@ -87,4 +87,61 @@ INVARIANTS: Final[dict[str, tuple[str, ...]]] = {
     "B23": ("duologue.sim.twin", '"B23"'),
     "B24": ("duologue.sim.twin", '"B24"'),
     "B25": ("duologue.sim.strike", '"B25"'),
+}
+
+DOCUMENTED: Final[dict[str, tuple[str, ...]]] = {
+    # a name that the user's documents fix -> tests of what it does (its signature has its own, by introspection)
+    "DuplexOrchestrator._dispatch_message": ("test_who_handles_a_message",),
+    "DuplexOrchestrator._background_tasks": ("test_background_tasks_and_extensions_end_in_order_on_a_shutdown",),
+    "DuplexOrchestrator._shutdown_extensions": ("test_background_tasks_and_extensions_end_in_order_on_a_shutdown",),
+    "DuplexOrchestrator._on_stage_submitted": ("test_a_submission_that_a_cancel_overtook_is_bound_to_nobody",),
+    "DuplexOrchestrator._intercept_stage_output": ("test_what_the_interceptor_lets_pass",),
+    "DuplexOrchestrator._handle_forward_failure": (
+        "test_a_failure_to_forward_is_told_before_the_request_is_cleaned",
+        "test_a_failed_request_that_its_ephemeral_session_does_not_know_ends_nobody",
+    ),
+    "DuplexOrchestrator._cleanup_request_ids": (
+        "test_a_cleanup_with_owners_ends_their_sessions_once_it_is_done",
+        "test_a_cleanup_that_raises_leaves_the_end_to_the_reaper",
+    ),
+    "DuplexStagePort.sampling_defaults": ("test_sampling_defaults_need_every_stage",),
+    "DuplexStagePort.stage_count": ("test_sampling_defaults_need_every_stage",),
+    "DuplexStagePort.ensure_request": (
+        "test_a_new_request_is_registered_before_anything_is_submitted",
+        "test_sampling_is_replaced_only_with_the_configuration",
+        "test_an_id_of_a_turn_request_is_refused",
+        "test_the_bridge_record_follows_the_fence",
+    ),
+    "DuplexStagePort.submit": (
+        "test_a_submission_needs_a_registered_request",
+        "test_a_submission_says_where_it_went_and_under_which_fence",
+    ),
+    "DuplexStagePort.cleanup": ("test_aborting_nothing_is_nothing_and_duplicates_are_one",),
+    "DuplexStagePort.abort_requests": ("test_aborting_nothing_is_nothing_and_duplicates_are_one",),
+    "DuplexSessionRunner.start": ("test_behaviour_04_open_says_created_then_updated_and_answers_after_them",),
+    "DuplexSessionRunner.submit": ("test_pieces_wait_for_each_other_and_keep_their_order",),
+    "DuplexSessionRunner.emit": ("test_an_internal_event_is_judged_once_at_entry",),
+    "DuplexSessionRunner.close": (
+        "test_a_bare_close_ends_after_its_own_cleaning",
+        "test_a_bare_close_whose_stages_stay_unclean_says_so",
+    ),
+    "DuplexSessionRunner.expire": ("test_a_silent_session_expires_after_its_idle_time",),
+    "DuplexSessionRunner.shutdown": ("test_a_shutdown_ends_every_task_whatever_it_does",),
+    "DuplexSessionRunner.offload": ("test_work_can_be_done_away_from_the_loop",),
+    "DuplexSessionRunner.spawn": ("test_a_shutdown_ends_every_task_whatever_it_does",),
+    "DuplexSessionRunner.on_stage_output": (
+        "test_the_plugin_decides_what_is_forwarded",
+        "test_an_output_with_an_error_is_a_failure",
+    ),
+    "DuplexSessionRunner.on_stage_failure": ("test_a_failure_is_told_at_once_and_never_overtakes_an_output",),
+    "DuplexSessionRunner.mark_closed_emitted": ("test_whoever_claims_the_terminal_is_the_only_one_to_send_it",),
+    "DuplexEngineSession.bind_stage_request": (
+        "test_a_stage_binds_only_what_the_session_still_wants",
+        "test_binding_a_request_of_an_ended_epoch_is_refused",
+    ),
+    "SessionEmitter": ("test_content_of_an_ended_epoch_or_answer_never_leaves", "test_nothing_follows_the_terminal"),
+    "SessionControl": ("test_a_commit_takes_what_the_filters_hold_and_a_clear_forgets_it",),
+    "ModelChannel": ("test_a_submission_that_takes_too_long_is_given_up",),
+    "compute_silence_continuation_deadline": ("test_the_formula", "test_the_documented_cases"),
+    "StageRequestStats": ("test_every_request_is_observed_once_at_each_stage_that_it_reached",),
 }

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.arch.kept import DECISIONS, FIELD_CASES, INVARIANTS, RULES
+from tests.arch.kept import DECISIONS, DOCUMENTED, FIELD_CASES, INVARIANTS, RULES
+from tests.arch.test_documented_api import PORT_METHODS, RUNNER_METHODS, SEAMS
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -69,3 +70,15 @@ def test_every_invariant_is_asserted_by_a_checker(number: str) -> None:
 
 def test_all_invariants_are_listed() -> None:
     assert list(INVARIANTS) == [f"B{number}" for number in range(1, 26)]
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_every_documented_name_has_a_test_of_what_it_does(name: str) -> None:
+    assert DOCUMENTED[name]
+    assert [test for test in DOCUMENTED[name] if test not in names()] == []
+
+
+def test_no_documented_name_is_forgotten() -> None:
+    owners = {"DuplexSessionRunner": RUNNER_METHODS, "DuplexStagePort": PORT_METHODS, "DuplexOrchestrator": SEAMS}
+    wanted = {f"{owner}.{name}" for owner, methods in owners.items() for name in methods}
+    assert wanted - DOCUMENTED.keys() == set()
