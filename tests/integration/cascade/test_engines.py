@@ -12,7 +12,7 @@ import pytest
 from duologue.models.cascade import language_model, persona
 from duologue.models.cascade.chat import ChatMessage, FinishReason, Role
 from duologue.models.cascade.language_model import ContextOverflowError, LanguageModel
-from duologue.models.cascade.recogniser import Recogniser
+from duologue.models.cascade.recogniser import Memory, Recogniser
 from duologue.models.cascade.synthesiser import RATE_HZ, Speech, Synthesiser
 from duologue.models.cascade.voice import ASSISTANT, USER, Voice, speak
 from tests.integration.cascade.recording import read_pcm16, word_error_rate
@@ -93,6 +93,28 @@ def test_a_cancelled_recognition_stops(recogniser: Recogniser, models_dir: Path)
         return len(asked) > 4
 
     assert 0 < len(recogniser.transcribe(pcm, cancelled=cancelled)) < len(recogniser.transcribe(pcm))
+
+
+def test_what_was_understood_before_makes_it_quicker_and_not_worse(recogniser: Recogniser, models_dir: Path) -> None:
+    pcm = read_pcm16(models_dir / "two_cities.wav", _HEARD_HZ)[: 2 * 9 * _HEARD_HZ]
+    memory = Memory()
+    for seconds in range(1, 9):
+        recogniser.transcribe(pcm[: 2 * seconds * _HEARD_HZ], memory=memory)
+    asked: list[int] = []
+
+    def counted() -> bool:
+        asked.append(1)
+        return False
+
+    plain = recogniser.transcribe(pcm, cancelled=counted)
+    steps = len(asked)
+    asked.clear()
+    assert word_error_rate(plain, recogniser.transcribe(pcm, cancelled=counted, memory=memory)) <= 0.1
+    assert len(asked) < steps / 2
+    asked.clear()
+    assert word_error_rate(plain, recogniser.transcribe(pcm, memory=Memory([7, 8, 9]))) <= 0.1, (
+        "a wrong guess is found out"
+    )
 
 
 def test_more_audio_than_one_call_may_hold_is_refused(recogniser: Recogniser) -> None:

@@ -82,6 +82,14 @@ def test_text_without_punctuation_is_cut_between_words() -> None:
     assert len(_split("word " * 12, longest=48)) == 2
 
 
+def test_the_opening_is_cut_small_and_the_rest_is_not() -> None:
+    splitter = SentenceSplitter(first_clause_chars=12, opening_chars=(20, 40))
+    text = "This is a sentence without a mark in it that goes on and on and on for quite a while until it ends. " * 2
+    pieces = [piece.text for piece in (*splitter.push(text), *splitter.finish())]
+    assert "".join(pieces) == text
+    assert len(pieces[0]) <= 20 and 20 < len(pieces[1]) <= 40 and len(pieces[2]) > 40
+
+
 def test_a_long_sentence_is_cut_at_its_last_clause() -> None:
     assert _texts("a bcd efg, hij klm nop, qrs tuv wxy", longest=28, clause=28)[0] == "a bcd efg, hij klm nop,"
 

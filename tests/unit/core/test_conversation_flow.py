@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
@@ -85,6 +86,50 @@ def test_semantic_turn_is_provisional_until_complete() -> None:
     world.advance(1.0)
     assert len(world.of(ResponseCreated)) == len(world.of(ResponseDone)) == 1
     assert world.last(ResponseDone).full_text == "Two tickets."
+
+
+@pytest.mark.parametrize(("config", "silence"), [(SEMANTIC, 6), (VAD, 16)])
+def test_the_model_hears_all_of_the_speech_when_a_pause_begins(config: SessionConfig, silence: int) -> None:
+    world = World(config)
+    world.say("S" * 10 + ".")
+    pause = world.submits[-1]
+    assert pause.pause and not pause.final and pause.audio == audio("S" * 10 + ".")
+    world.say("." * (silence - 1))
+    final = world.submits[-1]
+    assert final.final and final.quiet and final.request_id == pause.request_id
+    assert final.audio == audio("." * (silence - 1))
+    assert len(world.of(InputCommitted)) == 1
+
+
+def test_a_pause_that_ends_costs_one_early_piece_and_no_request() -> None:
+    world = World(SEMANTIC)
+    world.say("S" * 10 + "." * 3 + "S" * 10 + "." * 6)
+    assert not world.aborted and len({submit.request_id for submit in world.submits}) == 1
+    assert [(submit.pause, submit.quiet, submit.final) for submit in world.submits] == [
+        (True, False, False),
+        (True, False, False),
+        (False, True, True),
+    ]
+    assert b"".join(submit.audio for submit in world.submits) == audio("S" * 10 + "." * 3 + "S" * 10 + "." * 6)
+
+
+def test_a_piece_with_speech_is_never_called_quiet() -> None:
+    """The first piece after a resumed pause goes from the beginning of the turn, and a commit takes what was said last."""
+    world = World(SEMANTIC, complete=0.1)
+    world.say("S" * 10 + "." * 7 + "S" * 3)
+    assert not world.submits[-1].quiet
+    world.say("." * 3 + "S" * 2)
+    world.send(CommitAudio(create_response=True))
+    assert world.submits[-1].final and not world.submits[-1].quiet
+
+
+def test_no_pause_is_heard_while_an_answer_is_under_way() -> None:
+    world = World(SEMANTIC)
+    world.say("S" * 20 + "." * 6)
+    world.reply("A long answer.", 5_000, end=False)
+    before = len(world.submits)
+    world.say("S" * 3 + ".")
+    assert not any(submit.pause for submit in world.submits[before:])
 
 
 def test_provisional_results_are_delivered_on_confirmation() -> None:

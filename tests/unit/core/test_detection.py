@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duologue.config.session import ServerVad, SessionConfig, SessionPatch, TurnDetectionPatch
-from duologue.engine.duplex.commands import UpdateSession
+from duologue.engine.duplex.commands import CommitAudio, UpdateSession
 from duologue.engine.duplex.core.effects import ClassifyTurn, Detect
-from duologue.engine.duplex.core.items import SpeechScored, TurnClassified
+from duologue.engine.duplex.core.items import DetectorFailed, SpeechScored, TurnClassified
 from duologue.engine.duplex.events import (
+    ErrorRaised,
     InputCommitted,
     OverlapDecided,
     ResponseDone,
@@ -118,6 +119,87 @@ def test_frames_lie_where_they_would_lie_had_detection_always_been_on() -> None:
         world.append(audio("S" * 20 + "." * 20))
     assert late.last(SpeechStarted).audio_start_ms == always.last(SpeechStarted).audio_start_ms
     assert late.last(SpeechStopped).audio_end_ms == always.last(SpeechStopped).audio_end_ms
+
+
+def asked(world: World) -> list[ClassifyTurn]:
+    """Every question to the turn classifier, oldest first."""
+    return [effect for effect in world.effects if isinstance(effect, ClassifyTurn)]
+
+
+def say_scored(world: World, script: str) -> None:
+    """Speech whose frames are scored at once; questions to the turn classifier stay open."""
+    for char in script:
+        world.say(char)
+        world.answer_all(Detect)
+
+
+def test_a_pause_is_judged_as_it_begins_and_the_verdict_counts_at_192_ms() -> None:
+    world = World(SEMANTIC, auto=False)
+    say_scored(world, "S" * 20 + ".")
+    (question,) = asked(world)
+    assert question.pcm == audio("S" * 20 + ".") + bytes(5 * 1024), "as it sounds when the pause counts"
+    world.answer_all(ClassifyTurn)
+    say_scored(world, "." * 4)
+    assert not world.of(InputCommitted), "the verdict is there, but the pause does not count yet"
+    say_scored(world, ".")
+    assert len(world.of(InputCommitted)) == 1 and len(asked(world)) == 1
+    assert world.last(SpeechStopped).audio_end_ms == 26 * 32
+
+
+def test_a_candidate_waits_for_the_verdict_that_was_asked_ahead() -> None:
+    world = World(SEMANTIC, auto=False)
+    say_scored(world, "S" * 20 + "." * 9)
+    assert len(asked(world)) == 1 and not world.of(InputCommitted)
+    world.answer_all(ClassifyTurn)
+    assert world.last(SpeechStopped).audio_end_ms == 26 * 32, "however late the verdict, the end is where it was"
+
+
+def test_a_verdict_on_a_pause_that_is_over_decides_nothing() -> None:
+    world = World(SEMANTIC, auto=False)
+    say_scored(world, "S" * 20 + "." * 3)
+    stale = world.take(ClassifyTurn)
+    say_scored(world, "S" * 3 + "." * 5)
+    assert len(asked(world)) == 1, "a judge that is behind is not asked about every pause"
+    say_scored(world, ".")
+    world.answer(stale)
+    assert not world.of(InputCommitted)
+    assert asked(world)[1].pcm == audio("S" * 20 + "." * 3 + "S" * 3 + "." * 6)
+    world.answer_all(ClassifyTurn)
+    assert world.last(SpeechStopped).audio_end_ms == 32 * 32
+
+
+def test_an_incomplete_verdict_that_came_ahead_is_asked_again_when_the_pause_has_doubled() -> None:
+    world = World(SEMANTIC, complete=0.1)
+    world.say("S" * 20 + "." * 12)
+    assert [len(question.pcm) // 1024 for question in asked(world)] == [26, 32]
+
+
+def test_a_classifier_that_fails_ahead_is_asked_again_and_then_told() -> None:
+    world = World(SEMANTIC, auto=False)
+    say_scored(world, "S" * 20 + ".")
+    for count in (1, 2):
+        question = world.take(ClassifyTurn)
+        world.apply(DetectorFailed(number=question.number, kind="turn_end", message="no"))  # type: ignore[attr-defined]
+        say_scored(world, "." * 5)
+        assert len(asked(world)) == 2 and len(world.of(ErrorRaised)) == count - 1
+    say_scored(world, ".")
+    world.answer_all()
+    assert len(world.of(InputCommitted)) == 1, (
+        "a failure is no verdict: the pause is judged once more when it has doubled"
+    )
+
+
+@pytest.mark.parametrize("scores", [".", "..", "....", "....."])
+def test_a_commit_forgets_what_was_asked_ahead(scores: str) -> None:
+    world = World(SEMANTIC, auto=False)
+    say_scored(world, "S" * 20 + scores)
+    stale = world.take(ClassifyTurn)
+    world.send(CommitAudio(create_response=True))
+    assert len(world.of(InputCommitted)) == 1
+    say_scored(world, "S" * 10 + "." * 6)
+    world.answer(stale)
+    assert len(world.of(InputCommitted)) == 1
+    world.answer_all(ClassifyTurn)
 
 
 def test_another_kind_of_detection_withdraws_the_question_about_a_pause() -> None:

@@ -11,11 +11,17 @@ from duologue.engine.duplex.core.endpoint import FRAME_MS, Edge, EdgeKind, Endpo
 
 LOUD, BAND, QUIET = 0.9, 0.4, 0.0
 ONSET, CANDIDATE, RESUMED, STOP = EdgeKind.ONSET, EdgeKind.CANDIDATE, EdgeKind.RESUMED, EdgeKind.STOP
+PAUSE = EdgeKind.PAUSE
 LETTERS = {"S": LOUD, "-": BAND, ".": QUIET, "n": float("nan")}
 
 
 def edges(script: str, detection: TurnDetection | None = None) -> list[tuple[EdgeKind, int]]:
-    """Edges of a script: ``S`` loud, ``-`` between the thresholds, ``.`` quiet."""
+    """Edges of a script: ``S`` loud, ``-`` between the thresholds, ``.`` quiet. Pauses that begin are left out."""
+    return [edge for edge in all_edges(script, detection) if edge[0] is not PAUSE]
+
+
+def all_edges(script: str, detection: TurnDetection | None = None) -> list[tuple[EdgeKind, int]]:
+    """Edges of a script, with the beginning of each pause."""
     endpointer = Endpointer(detection or ServerVad())
     found = [endpointer.feed(LETTERS[char]) for char in script]
     assert endpointer.position == len(script)
@@ -73,6 +79,46 @@ def test_the_longest_silence_ends_a_turn_whatever_it_means(eagerness: Eagerness)
     limit = -(-EAGERNESS[eagerness].max_silence_ms // FRAME_MS)
     assert edges("SSS" + "." * (limit - 1), detection)[-1][0] is CANDIDATE
     assert edges("SSS" + "." * limit, detection)[-1] == (STOP, 3 + limit)
+
+
+@pytest.mark.parametrize("detection", [ServerVad(), SemanticVad()])
+@pytest.mark.parametrize(
+    ("script", "pauses"),
+    [
+        ("SS.", []),  # nobody speaks yet
+        ("SSS.", [4]),  # told at once ...
+        ("SSS....", [4]),  # ... and once
+        ("SSS.S.", [4, 6]),
+        ("SSS-.", [5]),  # a hesitating frame does not begin a pause
+        ("SSS.-.", [4]),
+    ],
+)
+def test_a_pause_is_told_with_its_first_quiet_frame(script: str, pauses: list[int], detection: TurnDetection) -> None:
+    assert [at for kind, at in all_edges(script, detection) if kind is PAUSE] == pauses
+
+
+def test_what_ends_a_turn_at_once_is_no_pause() -> None:
+    assert all_edges("SSS.", ServerVad(silence_duration_ms=32)) == [(ONSET, 0), (STOP, 4)]
+    assert all_edges("SSS.", SemanticVad(candidate_ms=32)) == [(ONSET, 0), (CANDIDATE, 4)]
+
+
+@given(st.text("S-.n", max_size=200), st.sampled_from([ServerVad(), SemanticVad(), SemanticVad(eagerness="high")]))
+def test_every_candidate_is_in_a_pause_that_was_told(script: str, detection: TurnDetection) -> None:
+    paused: int | None = None
+    endpointer = Endpointer(detection)
+    for char in script:
+        edge = endpointer.feed(LETTERS[char])
+        if edge is None:
+            continue
+        if edge.kind is PAUSE:
+            paused = edge.at - edge.silence_ms // FRAME_MS
+        elif edge.kind is CANDIDATE and edge.silence_ms == detection_candidate(detection):
+            assert paused == edge.at - edge.silence_ms // FRAME_MS
+
+
+def detection_candidate(detection: TurnDetection) -> int:
+    assert isinstance(detection, SemanticVad)
+    return detection.candidate_ms
 
 
 def test_an_onset_that_is_being_confirmed_delays_the_end() -> None:

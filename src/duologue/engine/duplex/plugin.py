@@ -93,6 +93,9 @@ class AppendPlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     takes the place of one lost with its replica (see :class:`Rebuild`) or, with ``compact``, of one whose context
     was filling. ``out_of_band``: an answer beside the conversation, at the same time as one in it: it must not use what a
     stage keeps for the session; ``seq`` is 0.
+
+    ``pause``: speech breaks off at the end of this piece, so it may be the last (a model may prepare its answer; nobody has
+    asked for it yet). ``quiet``: there is no speech in this piece, by the detector's word.
     """
 
     session_id: str
@@ -112,6 +115,8 @@ class AppendPlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     rebuild: bool = False
     out_of_band: bool = False
     compact: bool = False
+    pause: bool = False
+    quiet: bool = False
 
 
 class AppendPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,12 +12,12 @@ from duologue.engine.stages.contract import PREWARM
 from duologue.models.cascade import persona
 from duologue.models.cascade.chat import ChatMessage, Role
 from duologue.models.cascade.context import fit_history
-from duologue.models.cascade.edges import PREFILL
+from duologue.models.cascade.edges import DRAFT, PREFILL
 from duologue.models.cascade.sentences import SentenceSplitter
 from duologue.outputs import SamplingParams, StagePrompt
 
 _FIRST_CLAUSE_CHARS = 12
-_FIRST_LONGEST_CHARS = 28  # about a second and a half of speech: enough to play while the rest is made
+_OPENING_CHARS = (20, 80)  # about one second of speech, in which the next four are made, in which the rest is
 _PERSONA_TOKENS = 320  # what stands before the conversation, at most
 _LEAST_TOKENS = 64
 
@@ -30,6 +30,11 @@ def nothing_asked(prompt: StagePrompt) -> bool:
 def read_ahead(prompt: StagePrompt) -> bool:
     """Whether this piece only says what is likely to be asked."""
     return prompt.options.get(PREFILL) is True or prompt.options.get(PREWARM) is True
+
+
+def draft_wanted(prompt: StagePrompt) -> bool:
+    """Whether what is read ahead may be all that will be asked."""
+    return read_ahead(prompt) and prompt.options.get(DRAFT) is True
 
 
 def wants_deltas(prompt: StagePrompt) -> bool:
@@ -63,4 +68,4 @@ def compose_prompt(
 
 def sentence_splitter() -> SentenceSplitter:
     """What cuts an answer for the voice."""
-    return SentenceSplitter(first_clause_chars=_FIRST_CLAUSE_CHARS, first_longest_chars=_FIRST_LONGEST_CHARS)
+    return SentenceSplitter(first_clause_chars=_FIRST_CLAUSE_CHARS, opening_chars=_OPENING_CHARS)

@@ -18,6 +18,15 @@ RECOGNISE, RESPOND, SPEAK = 0, 1, 2
 PREFILL = "prefill"
 """Option of a piece that only says what is likely to be asked, so that the model can read it ahead."""
 
+PAUSE = "pause"
+"""Option of a piece, and metadata of its words: speech broke off here, so what was said may be complete."""
+
+QUIET = "quiet"
+"""Option of a piece: there is no speech in it."""
+
+DRAFT = "draft"
+"""Option beside ``PREFILL``: the question may be complete, so the answer may be begun. Nobody has asked for it yet."""
+
 
 def words_to_model(source: EdgeInput) -> EdgeResult:
     """The conversation so far, and what the user has just said as its last message.
@@ -29,7 +38,7 @@ def words_to_model(source: EdgeInput) -> EdgeResult:
     if not source.final:
         if not words:
             return NOTHING
-        hint = {**entry.options, PREFILL: True}
+        hint = {**entry.options, PREFILL: True, DRAFT: source.output.metadata.get(PAUSE) is True}
         messages = (*entry.messages, ChatMessage("user", words))
         return msgspec.structs.replace(entry, audio=b"", audio_rate_hz=0, messages=messages, options=hint)
     if words:

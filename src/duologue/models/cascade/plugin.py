@@ -23,7 +23,7 @@ from duologue.engine.duplex.plugin import (
 from duologue.engine.duplex.results import Decision, FunctionCall, Speech, TokensUsed, TurnEnded, UserTranscript
 from duologue.errors import ClientFault, ErrorCode
 from duologue.models.cascade import turns
-from duologue.models.cascade.edges import RECOGNISE, RESPOND, SPEAK
+from duologue.models.cascade.edges import PAUSE, QUIET, RECOGNISE, RESPOND, SPEAK
 from duologue.outputs import RequestOutput, SamplingParams, StagePrompt
 
 VOICES = ("default", "hibari")
@@ -82,7 +82,12 @@ class CascadePlugin(DuplexModelPlugin):
             messages=tuple(entry.message for entry in request.history),
             final=request.final,
             session_key="" if request.out_of_band else request.session_id,
-            options={"instructions": request.instructions, "deltas": text_only},
+            options={
+                "instructions": request.instructions,
+                "deltas": text_only,
+                PAUSE: request.pause,
+                QUIET: request.quiet,
+            },
             menu=request.config.menu,
         )
         return AppendPlan(prompt=prompt, final_stage_id=final_stage_id)

@@ -13,7 +13,7 @@ Rules kept here:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -66,17 +66,19 @@ class SentenceSplitter:
         *,
         longest_chars: int = LONGEST_CHARS,
         first_clause_chars: int = FIRST_CLAUSE_CHARS,
-        first_longest_chars: int | None = None,
+        opening_chars: Sequence[int] = (),
     ) -> None:
-        """`longest_chars` bounds every piece; the first may end at a clause from `first_clause_chars` on.
+        """`longest_chars` bounds every piece, `opening_chars` the first ones more tightly, in order; the first may end at a
+        clause from `first_clause_chars` on.
 
         Raises ValueError unless 0 < first_clause_chars <= longest_chars.
         """
         if not 0 < first_clause_chars <= longest_chars:
             raise ValueError(f"need 0 < first_clause_chars <= longest_chars, not {first_clause_chars}, {longest_chars}")
         self._longest = longest_chars
-        # Somebody waits for the first piece: it may be bounded more tightly than the ones that follow.
-        self._first_longest = longest_chars if first_longest_chars is None else first_longest_chars
+        # Somebody waits for the first piece, and while it is played the second has to be ready.
+        self._opening = tuple(opening_chars)
+        self._taken = 0
         self._first_clause = first_clause_chars
         self._held = ""
         self._start = 0
@@ -95,7 +97,7 @@ class SentenceSplitter:
 
     @property
     def _limit(self) -> int:
-        return self._longest if self._start else self._first_longest
+        return self._opening[self._taken] if self._taken < len(self._opening) else self._longest
 
     def _complete(self) -> Iterator[Piece]:
         while (cut := self._cut()) > 0:
@@ -105,6 +107,7 @@ class SentenceSplitter:
         piece = Piece(self._held[:length], self._start, self._start + length)
         self._held = self._held[length:]
         self._start = piece.end
+        self._taken += 1
         return piece
 
     def _cut(self) -> int:

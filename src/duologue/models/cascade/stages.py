@@ -22,6 +22,7 @@ from duologue.engine.stages.contract import PREWARM, Stage, StageControl
 from duologue.models.cascade import persona
 from duologue.models.cascade.asked import (
     compose_prompt,
+    draft_wanted,
     history_of,
     nothing_asked,
     read_ahead,
@@ -29,14 +30,15 @@ from duologue.models.cascade.asked import (
     wants_deltas,
 )
 from duologue.models.cascade.chat import ChatMessage, Completion, FinishReason, GenerationError, Generator
+from duologue.models.cascade.edges import PAUSE, QUIET
 from duologue.models.cascade.language_model import MODEL_FILE, ContextOverflowError, LanguageModel
 from duologue.models.cascade.quiet import RATE_HZ
-from duologue.models.cascade.recogniser import LONGEST_S, Recogniser
+from duologue.models.cascade.recogniser import LONGEST_S, Memory, Recogniser
 from duologue.models.cascade.synthesiser import RATE_HZ as VOICE_RATE_HZ
 from duologue.models.cascade.synthesiser import Synthesiser
 from duologue.models.cascade.vllm_model import SCHEME as VLLM
 from duologue.models.cascade.vllm_model import VllmLanguageModel, settings_for
-from duologue.outputs import AudioMark, RequestOutput, StageRequest
+from duologue.outputs import AudioMark, RequestOutput, SamplingParams, StageRequest
 from duologue.outputs import FinishReason as OutputFinish
 
 PROMPT_LOG = "DUOLOGUE_PROMPT_LOG"
@@ -51,9 +53,11 @@ _LONGEST_PARTIAL_S = 12.0  # beyond this a guess costs more than it tells
 
 @dataclass(slots=True)
 class Heard:
-    """Audio of one turn so far: PCM16 at 16 kHz."""
+    """Audio of one turn so far: PCM16 at 16 kHz. ``words``: what all of it says, if that was found out."""
 
     audio: bytearray = field(default_factory=bytearray)
+    words: str | None = None
+    memory: Memory = field(default_factory=Memory)
 
 
 class RecogniseStage(Stage[Heard]):
@@ -72,12 +76,14 @@ class RecogniseStage(Stage[Heard]):
 
     def process(self, state: Heard, request: StageRequest, control: StageControl) -> Iterator[RequestOutput]:
         prompt = request.prompt
+        known = state.words if prompt.options.get(QUIET) is True or not prompt.audio else None
+        state.words = None
         state.audio += prompt.audio
         longest = int(LONGEST_S * RATE_HZ) * 2
         audio = bytes(state.audio[-longest:])
         spoken = bool(audio)
         if prompt.final:
-            words = self._recogniser.transcribe(audio, cancelled=lambda: control.cancelled) if spoken else ""
+            words = known if known is not None else self._words(state, audio, control)
             yield RequestOutput(
                 request_id=request.request_id,
                 text=words,
@@ -86,11 +92,17 @@ class RecogniseStage(Stage[Heard]):
                 metadata={"spoken": spoken},
             )
         elif self._partials and spoken and len(audio) <= int(_LONGEST_PARTIAL_S * RATE_HZ) * 2:
-            words = self._recogniser.transcribe(audio, cancelled=lambda: control.cancelled)
+            state.words = words = known if known is not None else self._words(state, audio, control)
             if words:
                 yield RequestOutput(
-                    request_id=request.request_id, text=words, segment_finished=True, metadata={"spoken": True}
+                    request_id=request.request_id,
+                    text=words,
+                    segment_finished=True,
+                    metadata={"spoken": True, PAUSE: prompt.options.get(PAUSE) is True},
                 )
+
+    def _words(self, state: Heard, audio: bytes, control: StageControl) -> str:
+        return self._recogniser.transcribe(audio, cancelled=lambda: control.cancelled, memory=state.memory)
 
 
 # -- language model ------------------------------------------------------------------------------------------------------
@@ -131,12 +143,20 @@ class Slots:
 class Asked:
     """One request of the language model. ``alone``: of no session, so its conversation need not stay resident.
 
-    ``reading`` stops what is being read ahead for it.
+    ``reading`` stops what is being read ahead for it; ``draft`` is the answer to what is likely to be asked.
     """
 
     key: str
     alone: bool
     reading: threading.Event = field(default_factory=threading.Event)
+    draft: _Draft | None = None
+
+    def stop_ahead(self) -> None:
+        """Whatever was begun before anybody asked ends, within a token."""
+        self.reading.set()
+        if self.draft is not None:
+            self.draft.generation.stop()
+            self.draft = None
 
 
 class RespondStage(Stage[Asked]):
@@ -193,28 +213,52 @@ class RespondStage(Stage[Asked]):
         return Asked(key or request.request_id, alone=not key)
 
     def close(self, state: Asked) -> None:
-        state.reading.set()
+        state.stop_ahead()
         if state.alone:
             self._slots.free(state.key)
 
     def process(self, state: Asked, request: StageRequest, control: StageControl) -> Iterator[RequestOutput]:
         prompt = request.prompt
-        state.reading.set()
         if nothing_asked(prompt):
+            state.stop_ahead()
             yield RequestOutput(request_id=request.request_id, finished=True, finish_reason="stop")
             return
         history = history_of(prompt)
         messages = compose_prompt(prompt, history, request.params, self._context_tokens)
         slot = self._slots.take(state.key)
+        asked = _Question(slot, tuple(messages), request.params)
         if read_ahead(prompt):
-            state.reading = threading.Event()
-            threading.Thread(target=self._read, args=(slot, messages, state.reading), name="read", daemon=True).start()
+            self._look_ahead(state, asked, draft=draft_wanted(prompt))
             return
         self._write_prompt(state.key, request, history)
-        generation = _Generation(self._model, slot, request, control)
-        with self._work:
-            generation.start(messages)
-            yield from _pieces(request.request_id, generation, sentences=not wants_deltas(prompt))
+        generation = self._generation(state, asked, control)
+        yield from _pieces(request.request_id, generation, sentences=not wants_deltas(prompt))
+
+    def _look_ahead(self, state: Asked, asked: _Question, *, draft: bool) -> None:
+        """Read what is likely to be asked, and begin to answer it if it is likely to be all."""
+        if state.draft is not None and state.draft.asked == asked:
+            return  # heard once more, and it says the same
+        state.stop_ahead()
+        if draft:
+            state.draft = _Draft(asked, _Generation(self._model, asked, self._work))
+            state.draft.generation.start()
+            return
+        state.reading = threading.Event()
+        arguments = (asked.slot, asked.messages, state.reading)
+        threading.Thread(target=self._read, args=arguments, name="read", daemon=True).start()
+
+    def _generation(self, state: Asked, asked: _Question, control: StageControl) -> _Generation:
+        """The answer: the draft, if this is what it answers, else a new one."""
+        draft, state.draft = state.draft, None
+        state.reading.set()
+        if draft is not None and draft.asked == asked:
+            draft.generation.control = control
+            return draft.generation
+        if draft is not None:
+            draft.generation.stop()
+        generation = _Generation(self._model, asked, self._work, control)
+        generation.start()
+        return generation
 
     def _read(self, slot: int, messages: Sequence[ChatMessage], stop: threading.Event) -> None:
         """Compute what is likely to be asked into the slot, until the real question comes."""
@@ -271,37 +315,51 @@ class _Work:
             self._changed.notify_all()
 
 
-class _Generation:
-    """A generation in a thread of its own, read as a stream of deltas."""
+@dataclass(slots=True, frozen=True)
+class _Question:
+    """All that an answer depends on."""
 
-    def __init__(self, model: Generator, slot: int, request: StageRequest, control: StageControl) -> None:
+    slot: int
+    messages: tuple[ChatMessage, ...]
+    params: SamplingParams
+
+
+class _Generation:
+    """A generation in a thread of its own, read as a stream of deltas. ``control`` ``None``: nobody waits for it yet."""
+
+    def __init__(self, model: Generator, asked: _Question, work: _Work, control: StageControl | None = None) -> None:
         self._model = model
-        self._slot = slot
-        self._params = request.params
-        self._control = control
+        self._asked = asked
+        self._work = work
+        self.control = control
         self._stopped = threading.Event()
         self._queue: queue.SimpleQueue[str | Completion | Exception] = queue.SimpleQueue()
 
-    def start(self, messages: Sequence[ChatMessage]) -> None:
-        threading.Thread(target=self._run, args=(messages,), name="generation", daemon=True).start()
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="generation", daemon=True).start()
 
     def stop(self) -> None:
         """Whoever reads has gone."""
         self._stopped.set()
 
     def _cancelled(self) -> bool:
-        return self._control.cancelled or self._stopped.is_set()
+        control = self.control
+        return self._stopped.is_set() or (control is not None and control.cancelled)
 
     def _take(self, text: str) -> bool:
         self._queue.put(text)
         return self._cancelled()
 
-    def _run(self, messages: Sequence[ChatMessage]) -> None:
-        params = self._params
+    def _run(self) -> None:
+        with self._work:
+            self._queue.put(self._answer())
+
+    def _answer(self) -> Completion | Exception:
+        params = self._asked.params
         try:
-            completion = self._model.generate(
-                self._slot,
-                messages,
+            return self._model.generate(
+                self._asked.slot,
+                self._asked.messages,
                 on_text=self._take,
                 max_tokens=params.max_tokens,
                 temperature=params.temperature,
@@ -310,20 +368,18 @@ class _Generation:
                 cancelled=self._cancelled,
             )
         except ContextOverflowError as error:
-            self._queue.put(self._shortened(messages, error))
+            return self._shortened(error)
         except Exception as error:
-            self._queue.put(error)
-        else:
-            self._queue.put(completion)
+            return error
 
-    def _shortened(self, messages: Sequence[ChatMessage], error: ContextOverflowError) -> Completion | Exception:
+    def _shortened(self, error: ContextOverflowError) -> Completion | Exception:
         """Once more with the last message alone: an answer without memory beats none."""
         try:
             return self._model.generate(
-                self._slot,
-                [*persona.prefix(), messages[-1]],
+                self._asked.slot,
+                [*persona.prefix(), self._asked.messages[-1]],
                 on_text=self._take,
-                max_tokens=self._params.max_tokens,
+                max_tokens=self._asked.params.max_tokens,
                 cancelled=self._cancelled,
             )
         except Exception:
@@ -337,6 +393,14 @@ class _Generation:
             yield item
             if isinstance(item, Completion):
                 return
+
+
+@dataclass(slots=True)
+class _Draft:
+    """An answer that was begun before anybody asked for it. It is heard only if exactly this is asked."""
+
+    asked: _Question
+    generation: _Generation
 
 
 def _pieces(request_id: str, generation: _Generation, *, sentences: bool) -> Iterator[RequestOutput]:

@@ -92,7 +92,7 @@ def create(s: SessionState, item_id: str | None, options: ResponseOptions) -> No
         record = _request_for(s, committed)
     elif committed is not None and record.held is None:
         rest = committed.audio[committed.sent_bytes :]
-        hearing.queue(s, record, rest, final=True, respond=True, item_id=item_id)
+        hearing.queue(s, record, rest, final=True, respond=True, item_id=item_id, quiet=committed.quiet)
     response = new_response(s, item_id, options, record)
     submission.pump(s)
     _deliver_held(s, record, response)

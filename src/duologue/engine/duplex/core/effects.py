@@ -38,7 +38,7 @@ class Detect(_Effect, frozen=True, kw_only=True):
 
 
 class ClassifyTurn(_Effect, frozen=True, kw_only=True):
-    """Judge whether the turn in ``pcm`` (16 kHz PCM16, its last 8 s) is complete.
+    """Judge whether the turn in ``pcm`` (16 kHz PCM16, its last 8 s, with the silence after it) is complete.
 
     Answer: ``TurnClassified`` or ``DetectorFailed``.
     """
@@ -66,6 +66,8 @@ class SubmitAppend(_Effect, frozen=True, kw_only=True):
     respond: bool
     silence: bool
     force_listen: bool
+    pause: bool
+    quiet: bool
     history: tuple[HistoryEntry, ...]
     config: SessionConfig
     config_generation: int

@@ -18,6 +18,7 @@ FRAME_MS = 32
 
 class EdgeKind(enum.Enum):
     ONSET = "onset"  # speech is confirmed; it began at frame `at`
+    PAUSE = "pause"  # the first quiet frame after speech: what follows may be prepared; `at` is the frame after it
     CANDIDATE = "candidate"  # a pause that may be the end of the turn; `at` is the frame after it
     RESUMED = "resumed"  # speech is confirmed again after a candidate
     STOP = "stop"  # silence was long enough
@@ -107,15 +108,18 @@ class Endpointer:
         if self.silence >= _frames(self.max_silence_ms):
             self.reset_speech()
             return Edge(EdgeKind.STOP, at + 1, silence_ms)
-        if isinstance(self.detection, ServerVad):
-            return None
-        wanted = self.next_candidate if self.candidate else _frames(self.detection.candidate_ms)
-        if self.silence >= wanted:
+        if self._is_candidate():
             # A pause that was judged incomplete is judged again each time it has doubled.
             self.candidate = True
             self.next_candidate = self.silence * 2
             return Edge(EdgeKind.CANDIDATE, at + 1, silence_ms)
-        return None
+        return Edge(EdgeKind.PAUSE, at + 1, silence_ms) if self.silence == 1 else None
+
+    def _is_candidate(self) -> bool:
+        detection = self.detection
+        if isinstance(detection, ServerVad):
+            return False
+        return self.silence >= (self.next_candidate if self.candidate else _frames(detection.candidate_ms))
 
     def _feed_voice(self, at: int) -> Edge | None:
         if not self.candidate:

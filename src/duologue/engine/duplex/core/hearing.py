@@ -36,7 +36,15 @@ def open_request(s: SessionState, purpose: Purpose, item_id: str | None) -> Stag
 
 
 def queue(
-    s: SessionState, record: StageRequestRecord, audio: bytes, *, final: bool, respond: bool, item_id: str | None
+    s: SessionState,
+    record: StageRequestRecord,
+    audio: bytes,
+    *,
+    final: bool,
+    respond: bool,
+    item_id: str | None,
+    pause: bool = False,
+    quiet: bool = False,
 ) -> None:
     s.tail.enqueue(
         PendingAppend(
@@ -46,6 +54,8 @@ def queue(
             final=final,
             respond=respond,
             item_id=item_id,
+            pause=pause,
+            quiet=quiet,
         )
     )
 
@@ -58,15 +68,26 @@ def stream_turn(s: SessionState, turn: UserTurn, position: int) -> None:
     if s.response is not None and s.overlap is None:
         return  # this turn waits for the answer in progress; it is submitted then
     interval_ms = capabilities.stream_interval_ms if s.overlap is None else _OVERLAP_INTERVAL_MS
-    if position - max(turn.sent_to, turn.onset) < s.audio.samples(interval_ms):
+    if position - max(turn.sent_to, turn.onset) >= s.audio.samples(interval_ms):
+        _send(s, turn, position)
+
+
+def hear_pause(s: SessionState, turn: UserTurn, speech_end: int, position: int) -> None:
+    """Let the model hear the turn up to ``position``, a little after ``speech_end``: it may be all there will be."""
+    if not s.capabilities.streams_input or s.resident_family or turn.state != "speaking":
         return
+    if s.response is None and s.overlap is None and position > turn.sent_to:
+        _send(s, turn, position, pause=True, quiet=turn.request_id is not None and turn.sent_to >= speech_end)
+
+
+def _send(s: SessionState, turn: UserTurn, position: int, *, pause: bool = False, quiet: bool = False) -> None:
     record = s.requests.get(turn.request_id) if turn.request_id is not None else None
     if record is None:
         record = open_request(s, "turn", turn.item_id)
         turn.request_id, turn.sent_to = record.request_id, turn.start
     audio = s.audio.copy(turn.sent_to, position)
     turn.sent_to = position
-    queue(s, record, audio, final=False, respond=True, item_id=turn.item_id)
+    queue(s, record, audio, final=False, respond=True, item_id=turn.item_id, pause=pause, quiet=quiet)
     submission.pump(s)
 
 
@@ -82,9 +103,10 @@ def begin_provisional(s: SessionState, turn: UserTurn) -> None:
         record = open_request(s, "turn", turn.item_id)
         turn.request_id, turn.sent_to = record.request_id, turn.start
     record.held = []
+    quiet = turn.heard_all(s.audio.samples(turn.silence_ms))
     audio = s.audio.copy(turn.sent_to, max(turn.end, turn.sent_to))
     turn.sent_to = max(turn.end, turn.sent_to)
-    queue(s, record, audio, final=True, respond=True, item_id=turn.item_id)
+    queue(s, record, audio, final=True, respond=True, item_id=turn.item_id, quiet=quiet)
     submission.pump(s)
 
 

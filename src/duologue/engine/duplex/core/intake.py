@@ -126,6 +126,8 @@ def detector_failed(s: SessionState, item: DetectorFailed) -> None:
     """The detector is gone: say so once, go on without it. Input is kept for an explicit commit."""
     detection = s.detection
     if item.kind == "turn_end":
+        if detection.ahead is not None and item.number == detection.ahead.number:
+            detection.ahead = None  # it is asked again when the pause counts
         if item.number == detection.classify:
             detection.classify = None
             s.error(
@@ -142,7 +144,7 @@ def detector_failed(s: SessionState, item: DetectorFailed) -> None:
     detection.buffer.clear()
     detection.scores.clear()
     detection.claims.clear()
-    detection.classify = None
+    detection.classify = detection.ahead = None
     s.error(
         ErrorCode.SERVER_VAD_UNAVAILABLE,
         "Speech detection failed and is off for this session; commit turns explicitly, or send session.update.",
@@ -176,6 +178,8 @@ def _dispatch(s: SessionState, edge: Edge) -> None:
     match edge.kind:
         case EdgeKind.ONSET:
             turns.onset(s, edge)
+        case EdgeKind.PAUSE:
+            turns.pause(s, edge)
         case EdgeKind.CANDIDATE:
             turns.candidate(s, edge)
         case EdgeKind.RESUMED:
@@ -207,7 +211,7 @@ def void(s: SessionState) -> None:
     """Void outstanding verdicts: the next frame starts afresh, on the same clock."""
     detection = s.detection
     endpointer = detection.endpointer
-    detection.classify = None
+    detection.classify = detection.ahead = None
     if endpointer is None:
         return
     endpointer.position = detection.received_frames

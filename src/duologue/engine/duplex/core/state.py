@@ -103,6 +103,10 @@ class UserTurn:
         """No request hears it any more: the next one begins with its first sample."""
         self.request_id, self.sent_to = None, self.start
 
+    def heard_all(self, silence: int) -> bool:
+        """Whether its request has all of its speech, if it ends with ``silence`` samples of none."""
+        return self.request_id is not None and self.end is not None and self.sent_to >= self.end - silence
+
 
 @dataclass(slots=True)
 class CommittedTurn:
@@ -112,11 +116,12 @@ class CommittedTurn:
     audio: bytes
     request_id: str | None = None
     sent_bytes: int = 0
+    quiet: bool = False  # what was not sent yet holds no speech
     transcribing: str | None = None
 
     def unbind(self) -> None:
         """No request is to answer it any more: the next one gets all of its audio."""
-        self.request_id, self.sent_bytes = None, 0
+        self.request_id, self.sent_bytes, self.quiet = None, 0, False
 
 
 @dataclass(slots=True)
@@ -147,6 +152,15 @@ class Claim:
 
 
 @dataclass(slots=True)
+class Judgement:
+    """A verdict on a pause, asked for when it began (at frame ``began``) and used once the pause counts."""
+
+    number: int
+    began: int
+    probability: float | None = None  # None: not answered yet
+
+
+@dataclass(slots=True)
 class Detection:
     """The session's side of speech detection: what is buffered, in flight, and not yet consumed.
 
@@ -163,6 +177,7 @@ class Detection:
     in_flight_frames: int = 0
     classify: int | None = None
     classify_silence_ms: int = 0
+    ahead: Judgement | None = None
     reset: bool = True
 
     @property

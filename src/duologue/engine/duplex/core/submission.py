@@ -93,6 +93,8 @@ def _submission(s: SessionState, append: PendingAppend, record: StageRequestReco
         final=append.final,
         respond=append.respond,
         silence=append.silence,
+        pause=append.pause,
+        quiet=append.quiet,
         force_listen=append.force_listen,
         history=history,
         config=config,

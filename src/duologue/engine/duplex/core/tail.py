@@ -26,6 +26,8 @@ class PendingAppend:
     silence: bool = False
     force_listen: bool = False
     item_id: str | None = None
+    pause: bool = False
+    quiet: bool = False
     number: int = 0
     state: str = "queued"
 

@@ -6,14 +6,22 @@ of its turn; speech during an answer is announced only together with the decisio
 
 from __future__ import annotations
 
+from duologue.config.session import SemanticVad
 from duologue.engine.duplex.commands import ResponseOptions
 from duologue.engine.duplex.core import answers, hearing, intake, interruption, pacing, resident, submission
 from duologue.engine.duplex.core.effects import ClassifyTurn
-from duologue.engine.duplex.core.endpoint import Edge
+from duologue.engine.duplex.core.endpoint import FRAME_MS, Edge
 from duologue.engine.duplex.core.history import Item
 from duologue.engine.duplex.core.items import TurnClassified
 from duologue.engine.duplex.core.overlap import Overlap
-from duologue.engine.duplex.core.state import CommittedTurn, CommitWait, SessionState, UserTurn
+from duologue.engine.duplex.core.state import (
+    DETECTOR_RATE_HZ,
+    CommittedTurn,
+    CommitWait,
+    Judgement,
+    SessionState,
+    UserTurn,
+)
 from duologue.engine.duplex.events import InputCommitted, SpeechStarted, SpeechStopped
 from duologue.errors import ErrorCode
 
@@ -71,8 +79,42 @@ def announce(s: SessionState, turn: UserTurn) -> None:
         s.emit(SpeechStarted(item_id=turn.item_id, audio_start_ms=s.audio.ms(turn.start)))
 
 
+def pause(s: SessionState, edge: Edge) -> None:
+    """Speech breaks off: let the model hear all of it, and have the pause judged before it counts.
+
+    Most pauses that begin go on, and what takes a tenth of a second to find out is known when they are long enough. The
+    judge is given the silence that is still to come, since it was taught with it and doubts a sentence without.
+    """
+    turn = s.turn
+    if turn is None:
+        return
+    position = s.frame_position(edge.at)
+    hearing.hear_pause(s, turn, s.frame_position(_began(edge)), position)
+    detection = s.detection
+    settings = s.config.turn_detection
+    waits = detection.ahead is not None and detection.ahead.probability is None
+    if waits or not isinstance(settings, SemanticVad):
+        return  # one question at a time: a judge that is slower than the pauses come is not pressed further
+    number = _ask(s, turn, position, silence_ms=settings.candidate_ms - edge.silence_ms)
+    detection.ahead = Judgement(number, _began(edge))
+
+
+def _began(edge: Edge) -> int:
+    """The first frame of the pause."""
+    return edge.at - edge.silence_ms // FRAME_MS
+
+
+def _ask(s: SessionState, turn: UserTurn, position: int, *, silence_ms: int = 0) -> int:
+    """Have the turn up to ``position`` judged, and ``silence_ms`` after it; returns the number of the question."""
+    detection = s.detection
+    detection.numbers += 1
+    silence = bytes(silence_ms * DETECTOR_RATE_HZ // 1000 * 2)
+    s.do(ClassifyTurn(number=detection.numbers, pcm=intake.recent_audio(s, position, turn.start) + silence))
+    return detection.numbers
+
+
 def candidate(s: SessionState, edge: Edge) -> None:
-    """A pause that may be the end: have it judged, and begin the answer on the quiet."""
+    """A pause that may be the end: begin the answer on the quiet, and act on the verdict once it is there."""
     turn = s.turn
     if turn is None:
         return
@@ -83,34 +125,43 @@ def candidate(s: SessionState, edge: Edge) -> None:
         if s.overlap is None:
             hearing.begin_provisional(s, turn)
     detection = s.detection
-    detection.numbers += 1
-    detection.classify = detection.numbers
     detection.classify_silence_ms = edge.silence_ms
-    s.do(
-        ClassifyTurn(
-            number=detection.numbers,
-            pcm=intake.recent_audio(s, s.frame_position(edge.at), turn.start),
-        )
-    )
+    ahead = detection.ahead
+    if ahead is None or ahead.began != _began(edge):
+        detection.classify = _ask(s, turn, s.frame_position(edge.at))
+        return
+    detection.ahead = None
+    if ahead.probability is None:
+        detection.classify = ahead.number
+    else:
+        _judged(s, ahead.probability)
 
 
 def classified(s: SessionState, item: TurnClassified) -> None:
     """The verdict on the pause in question."""
     detection = s.detection
-    endpointer = detection.endpointer
+    if detection.ahead is not None and item.number == detection.ahead.number:
+        detection.ahead.probability = item.probability
+        return
     if item.number != detection.classify:
         return
     detection.classify = None
+    _judged(s, item.probability)
+    intake.drain(s)
+
+
+def _judged(s: SessionState, probability: float) -> None:
+    """The verdict on the candidate counts now."""
+    endpointer = s.detection.endpointer
     turn = s.turn
     if (
         turn is not None
         and endpointer is not None
         # NaN compares false, so a broken verdict waits for the silence time-out.
-        and item.probability >= endpointer.completion(detection.classify_silence_ms)
+        and probability >= endpointer.completion(s.detection.classify_silence_ms)
     ):
         endpointer.reset_speech()
         end_turn(s, turn)
-    intake.drain(s)
 
 
 def resumed(s: SessionState) -> None:
@@ -120,7 +171,7 @@ def resumed(s: SessionState) -> None:
         return
     if turn.state == "provisional":
         turn.advance("resumed")
-    turn.end = None
+    turn.end, turn.silence_ms = None, 0
     hearing.drop_turn_request(s, turn)
 
 
@@ -218,6 +269,7 @@ def commit_turn(s: SessionState, turn: UserTurn, *, create_response: bool) -> No
         create_response=create_response,
         request_id=turn.request_id,
         sent_to=turn.sent_to,
+        quiet=turn.heard_all(s.audio.samples(turn.silence_ms)),
     )
 
 
@@ -230,6 +282,7 @@ def commit_audio(
     create_response: bool,
     request_id: str | None = None,
     sent_to: int = 0,
+    quiet: bool = False,
 ) -> None:
     """Consume ``[start, end)`` as one user item."""
     audio = s.audio.copy(start, end)
@@ -240,7 +293,11 @@ def commit_audio(
     item.answered = False
     previous = s.history.append(item)
     committed = CommittedTurn(
-        item_id=item_id, audio=audio, request_id=request_id, sent_bytes=(sent_to - start) * 2 if request_id else 0
+        item_id=item_id,
+        audio=audio,
+        request_id=request_id,
+        sent_bytes=(sent_to - start) * 2 if request_id else 0,
+        quiet=quiet,
     )
     s.committed[item_id] = committed
     hearing.forget_settled(s)  # those whose items are not in the conversation any more
@@ -328,11 +385,12 @@ def resolve_commit_wait(s: SessionState) -> None:
     endpointer = s.detection.endpointer
     if endpointer is not None:
         endpointer.reset_speech()
-        s.detection.classify = None
+        s.detection.classify = s.detection.ahead = None
         s.detection.reset = True
     if turn is not None:
         if turn.state == "provisional":
             hearing.drop_turn_request(s, turn)
+        turn.silence_ms = 0
         turn.end = wait.end  # the client's word: everything up to here, and nothing that came after
         if s.overlap is not None:
             interruption.settle_at_end(s, turn, kept=True)

@@ -159,6 +159,8 @@ class ModelChannel:
             respond=effect.respond,
             silence=effect.silence,
             force_listen=effect.force_listen,
+            pause=effect.pause,
+            quiet=effect.quiet,
             history=effect.history,
             config=effect.config,
             instructions=effect.instructions,
