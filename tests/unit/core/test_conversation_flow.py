@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from duologue.config.session import SessionConfig
+from duologue.config.session import ServerVad, SessionConfig
 from duologue.engine.duplex.commands import (
     BargeIn,
     CancelResponse,
@@ -18,6 +18,7 @@ from duologue.engine.duplex.commands import (
     InputItem,
     TruncateItem,
 )
+from duologue.engine.duplex.core.effects import Detect, SubmitAppend
 from duologue.engine.duplex.core.items import CleanupEnded, OutputTaken
 from duologue.engine.duplex.events import (
     ErrorRaised,
@@ -111,6 +112,27 @@ def test_a_pause_that_ends_costs_one_early_piece_and_no_request() -> None:
         (False, True, True),
     ]
     assert b"".join(submit.audio for submit in world.submits) == audio("S" * 10 + "." * 3 + "S" * 10 + "." * 6)
+
+
+def test_a_pause_that_is_over_by_the_time_it_is_seen_is_not_prepared_for() -> None:
+    world = World(SEMANTIC)
+    world.append(audio("S" * 6 + "." * 3 + "S" * 5))
+    assert not world.submits
+    world.append(audio("SS" + "." * 3))
+    assert [(submit.pause, len(submit.audio)) for submit in world.submits] == [(True, 19 * 1024)]
+
+
+def test_a_piece_that_was_withdrawn_on_its_way_keeps_its_number() -> None:
+    """The stage took it, so what comes next has the next number; only a new epoch begins to count anew."""
+    world = World(SessionConfig(turn_detection=ServerVad(create_response=False)), auto=False)
+    for char in "S" * 10 + "." * 16:
+        world.say(char)
+        world.answer_all(Detect)
+    withdrawn = world.take(SubmitAppend)
+    assert withdrawn.seq == 1 and withdrawn.request_id in world.aborted  # type: ignore[attr-defined]
+    assert not world.pending, "order holds across it"
+    world.answer(withdrawn)
+    assert world.submits[-1].seq == 2 and world.submits[-1].final and not world.submits[-1].respond
 
 
 def test_a_piece_with_speech_is_never_called_quiet() -> None:

@@ -94,6 +94,7 @@ class UserTurn:
     silence_ms: int = 0  # silence at the end of what `end` encloses
     request_id: str | None = None
     sent_to: int = 0
+    paused_at: int | None = None  # a pause began there that the model was not told of yet
     partial: str | None = None
 
     def advance(self, event: str) -> None:

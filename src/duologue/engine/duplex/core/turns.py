@@ -80,7 +80,7 @@ def announce(s: SessionState, turn: UserTurn) -> None:
 
 
 def pause(s: SessionState, edge: Edge) -> None:
-    """Speech breaks off: let the model hear all of it, and have the pause judged before it counts.
+    """Speech breaks off: have the pause judged before it counts; the model will hear all of it (:func:`after_frames`).
 
     Most pauses that begin go on, and what takes a tenth of a second to find out is known when they are long enough. The
     judge is given the silence that is still to come, since it was taught with it and doubts a sentence without.
@@ -88,14 +88,13 @@ def pause(s: SessionState, edge: Edge) -> None:
     turn = s.turn
     if turn is None:
         return
-    position = s.frame_position(edge.at)
-    hearing.hear_pause(s, turn, s.frame_position(_began(edge)), position)
+    turn.paused_at = s.frame_position(_began(edge))
     detection = s.detection
     settings = s.config.turn_detection
     waits = detection.ahead is not None and detection.ahead.probability is None
     if waits or not isinstance(settings, SemanticVad):
         return  # one question at a time: a judge that is slower than the pauses come is not pressed further
-    number = _ask(s, turn, position, silence_ms=settings.candidate_ms - edge.silence_ms)
+    number = _ask(s, turn, s.frame_position(edge.at), silence_ms=settings.candidate_ms - edge.silence_ms)
     detection.ahead = Judgement(number, _began(edge))
 
 
@@ -332,6 +331,9 @@ def after_frames(s: SessionState) -> None:
             elif not turn.announced and not s.answering:
                 announce(s, turn)  # it was listened to under an answer that is over now
             if s.turn is turn:
+                paused_at, turn.paused_at = turn.paused_at, None
+                if paused_at is not None and endpointer.silence:  # else it was over before anybody could prepare for it
+                    hearing.hear_pause(s, turn, paused_at, position)
                 hearing.stream_turn(s, turn, position)
     if s.commit_wait is not None and (endpointer is None or endpointer.position >= s.commit_wait.position):
         resolve_commit_wait(s)
