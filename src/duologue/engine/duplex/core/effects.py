@@ -66,8 +66,6 @@ class SubmitAppend(_Effect, frozen=True, kw_only=True):
     respond: bool
     silence: bool
     force_listen: bool
-    pause: bool
-    quiet: bool
     history: tuple[HistoryEntry, ...]
     config: SessionConfig
     config_generation: int
@@ -75,6 +73,8 @@ class SubmitAppend(_Effect, frozen=True, kw_only=True):
     rebuild: bool = False
     out_of_band: bool = False
     compact: bool = False
+    pause: bool = False
+    quiet: bool = False
 
 
 class AbortRequests(_Effect, frozen=True, kw_only=True):
