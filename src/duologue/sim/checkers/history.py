@@ -31,7 +31,8 @@ def _prompts(session: SessionEvidence) -> Iterator[Violation]:
             if any("must not be adopted" in message.text for message in fed.prompt.messages):
                 yield Violation("B22", f"{session.session_id}: a refused instruction reached the model")
             for message in fed.prompt.messages:
-                if message.role == "assistant" and not _heard(message.text, said, fed.at):
+                said_it = message.role == "assistant" and not message.calls
+                if said_it and not _heard(message.text, said, fed.at):
                     text = f"the model is told that it said {message.text[:60]!r}, which nobody was sent"
                     yield Violation("B18", f"{session.session_id}: {text}")
 
