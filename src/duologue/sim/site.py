@@ -14,7 +14,7 @@ from typing import Final
 
 from duologue.config.session import SessionConfig
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
-from duologue.engine.duplex.events import SessionClosed, SessionExpired
+from duologue.engine.duplex.events import SessionClosed, SessionCreated, SessionExpired
 from duologue.engine.duplex.messages import OpenSession, OutputInvalidated, SessionCommand, SessionEventMessage
 from duologue.engine.duplex_orchestrator import DuplexOrchestrator
 from duologue.engine.messages import EngineQueueMessage, ErrorMessage, OutputMessage, ResultMessage, Shutdown
@@ -144,6 +144,9 @@ class Site:
                 self.seen.event(message.session_id, message.number, message.event)
                 if isinstance(message.event, SessionClosed | SessionExpired):
                     self._ended(message.session_id)
+                    self._look_at_occupancy()
+                elif isinstance(message.event, SessionCreated):
+                    self._look_at_occupancy()
             case OutputInvalidated():
                 self._withdrawn.add(message.response_id)
                 self.seen.invalidated.setdefault(message.session_id, []).append((self.trace.now(), message.response_id))
@@ -190,6 +193,21 @@ class Site:
                     if admission.session_id == session_id:
                         admission.refused = message.error_code
         self.front.results.put_nowait(message)
+
+    def _look_at_occupancy(self) -> None:
+        """Placements as declared: of sessions that hold a slot, and never more on a replica than may be."""
+        reservations, cap = self.orchestrator.reservations, self.config.max_sessions_per_replica
+        if reservations is None or cap is None:
+            return
+        for (stage, replica), count in reservations.occupancy().items():
+            owners = len(reservations.owners(stage, replica))
+            if count > cap or count != owners:
+                text = f"{count} sessions on replica {replica} of stage {stage}, {owners} own it and {cap} may"
+                self.seen.samples.append(f"B6: {text}")
+        manager = self.orchestrator.session_manager
+        held = manager.health().limit - manager.health().free
+        if len(reservations) > held:
+            self.seen.samples.append(f"B6: {len(reservations)} placements for {held} sessions that hold a slot")
 
     def slots_held(self) -> int:
         """Slots that the outside must count as held: admitted, and no terminal that freed them."""
