@@ -131,20 +131,20 @@ def mutations_command(
 
 
 def _hunt(board: Board, wanted: Sequence[Mutation], state: Path, minutes: float | None) -> None:
-    """All of them from the first start, then from the next: what is missed shows early."""
+    """All of them from the first start, then from the next; those that take long wait for those that do not."""
     import time
 
     from duologue.sim import mutation as mutating
     from duologue.sim.fresh import commit_of
 
     commit = commit_of(Path.cwd())[:12]
-    until = None if minutes is None else time.monotonic() + minutes * 60
-    for start in mutating.STARTS:
+    until = float("inf") if minutes is None else time.monotonic() + minutes * 60
+    for start, patience_s in [(start, patience_s) for patience_s in mutating.PATIENCE_S for start in mutating.STARTS]:
         for mutation in wanted:
-            left = None if until is None else until - time.monotonic()
-            if (left is not None and left <= 0) or board.over(board.find(mutation.name, start)):
+            left = until - time.monotonic()
+            if left <= 0 or board.over(board.find(mutation.name, start)):
                 continue
-            find = mutating.hunt(board, mutation, start, commit=commit, seconds=left)
+            find = mutating.hunt(board, mutation, start, commit=commit, seconds=min(left, patience_s))
             mutating.save(board, state)
             seen = f"{find.seeds}: {' '.join(find.rules)}" if find.seeds is not None else f"not in {find.tried}"
             typer.echo(f"{mutation.name}, from {start}: {seen}")

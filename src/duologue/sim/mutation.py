@@ -29,6 +29,9 @@ from duologue.sim.swarm import draw
 LIMIT: Final = 2_000
 STARTS: Final = (0, 100_000, 200_000, 300_000, 400_000)  # disjoint ranges, so that no lucky seed counts twice
 
+PATIENCE_S: Final = (15.0, 60.0, float("inf"))
+"""How long one hunt goes on, first, then, and at last, before the others get their turn."""
+
 
 class StaleMutationError(Exception):
     """The code has changed: the text that a mutation replaces is not in it, or more than once."""
