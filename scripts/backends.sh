@@ -58,15 +58,18 @@ export PYTHONPATH="$PWD/src:$PWD"
 export OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 export HF_HUB_OFFLINE=1 VLLM_PLUGINS= VLLM_NO_USAGE_STATS=1 RAY_USAGE_STATS_ENABLED=0
 export DUOLOGUE_TEST_BACKENDS=1
+
+# Instead of this shell. However it ends, nothing that it started goes on: Ray's agents outlive a cluster that was killed.
 # Warnings are errors elsewhere; here they are other people's.
 test_backends() {
-  "$venv/bin/python" -m pytest -p no:cacheprovider -W default -W ignore::FutureWarning -W ignore::DeprecationWarning "$@"
+  exec "$python" scripts/contained.py "$venv/bin/python" -m pytest -p no:cacheprovider \
+    -W default -W ignore::FutureWarning -W ignore::DeprecationWarning "$@"
 }
 
-case " $* " in
-"  ") ;;
-*" tests/"*) test_backends "$@"; exit ;;
-*) test_backends "$@" tests/backends; exit ;;
+case "$*" in
+"") ;;
+*tests/*) test_backends "$@" ;;
+*) test_backends "$@" tests/backends ;;
 esac
 
 # Ray and vLLM have nothing in common, and their tests mostly wait for processes to start: side by side.
@@ -74,9 +77,13 @@ told=$(mktemp)
 test_backends tests/backends/test_vllm*.py >"$told" 2>&1 &
 vllm=$!
 trap 'kill "$vllm" 2>/dev/null || :; rm -f "$told"' EXIT
-trap 'exit 130' INT TERM
+trap 'exit 130' INT
+trap 'exit 143' TERM
 status=0
-test_backends tests/backends/test_ray*.py || status=$?
+test_backends tests/backends/test_ray*.py &
+ray=$!
+trap 'kill "$vllm" "$ray" 2>/dev/null || :; rm -f "$told"' EXIT
+wait "$ray" || status=$?
 wait "$vllm" || status=$?
 cat "$told"
 exit "$status"

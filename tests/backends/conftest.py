@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 
 import pytest
@@ -11,14 +10,6 @@ import pytest
 collect_ignore_glob = [] if os.environ.get("DUOLOGUE_TEST_BACKENDS") else ["*"]
 
 pytest.register_assert_rewrite("tests.integration.backends.test_contract")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _ended_in_order() -> Iterator[None]:
-    """A run that is asked to end takes its cluster and its workers along, as one that is interrupted does."""
-    before = signal.signal(signal.SIGTERM, lambda _number, _frame: pytest.exit("terminated", returncode=143))
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="session")
