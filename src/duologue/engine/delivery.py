@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from duologue.clock import Runtime
 
 MAX_HELD_PIECES = 1024
+PATIENCE_S = 10.0
+"""So long a stage behind a paced edge may leave a piece without the end of its segment before it gets the next one."""
 
 OnSubmitted = Callable[[int, str, int, OrchestratorRequestState], None]
 """Called with (stage id, request id, replica id, state) after each submission."""
@@ -40,12 +42,14 @@ class Delivery:
         states: Mapping[str, OrchestratorRequestState],
         runtime: Runtime,
         on_submitted: OnSubmitted,
+        on_stalled: Callable[[OrchestratorRequestState], None],
     ) -> None:
         self._pools = pools
         self._topology = topology
         self._states = states
         self._runtime = runtime
         self._on_submitted = on_submitted
+        self._on_stalled = on_stalled
 
     def request(self, state: OrchestratorRequestState, stage_id: int, prompt: StagePrompt) -> StageRequest:
         """One piece for a stage, with the request's sampling parameters for it or the stage's defaults."""
@@ -88,6 +92,13 @@ class Delivery:
         """Whether the oldest held piece may go to its stage now."""
         return bool(state.held) and not state.paused and state.held[0][0] not in state.working
 
+    @staticmethod
+    def settle(state: OrchestratorRequestState) -> None:
+        """Nothing is waited for any more."""
+        if state.patience is not None:
+            state.patience.cancel()
+            state.patience = None
+
     async def release_next(self, state: OrchestratorRequestState) -> None:
         """Submit the oldest held piece."""
         stage_id, piece = state.held.popleft()
@@ -96,6 +107,8 @@ class Delivery:
     async def _give(self, state: OrchestratorRequestState, stage_id: int, piece: StagePrompt) -> None:
         if stage_id in self._topology.paced:
             state.working.add(stage_id)
+            self.settle(state)
+            state.patience = self._runtime.call_at(self._runtime.now() + PATIENCE_S, self._on_stalled, state)
         await self.submit(state, self.request(state, stage_id, piece), stage_id)
 
     def prewarm_targets(self, state: OrchestratorRequestState) -> list[int]:

@@ -111,6 +111,7 @@ class OrchestratorBase:
             states=self.request_states,
             runtime=runtime,
             on_submitted=self._on_stage_submitted,
+            on_stalled=self._stalled,
         )
 
     # ---------------------------------------------------------------- seams
@@ -250,6 +251,7 @@ class OrchestratorBase:
                 await self._forward(state, stage_id, output)
             if (output.finished or output.segment_finished) and stage_id in state.working:
                 state.working.discard(stage_id)
+                self._delivery.settle(state)
                 await self._release_held(state)
             if output.finished and not state.session_owned and state.final_outputs <= state.finished:
                 if state.parent_id is not None:
@@ -351,6 +353,14 @@ class OrchestratorBase:
         if not paused and state.held:
             self._lanes.enqueue(state, partial(self._release_held, state))
 
+    def _stalled(self, state: OrchestratorRequestState) -> None:
+        """A stage behind a paced edge has not ended its segment in time: the next piece goes to it all the same."""
+        state.patience = None
+        if self._is_current(state):
+            logger.warning("a stage has not ended a segment of request %s; it gets the next piece", state.request_id)
+            state.working.clear()
+            self._lanes.enqueue(state, partial(self._release_held, state))
+
     async def _release_held(self, state: OrchestratorRequestState) -> None:
         while self._delivery.releasable(state) and self._is_current(state):
             stage_id = state.held[0][0]
@@ -415,6 +425,7 @@ class OrchestratorBase:
                 self._running_requests -= 1
             if state.deadline is not None:
                 state.deadline.cancel()
+            self._delivery.settle(state)
             if abort and not state.session_owned:
                 outputs.extend(partial_messages(state))
             self._report_stats(state)

@@ -136,6 +136,7 @@ class OrchestratorRequestState:
     paused: bool = False
     held: deque[tuple[int, StagePrompt]] = field(default_factory=deque)
     working: set[int] = field(default_factory=set)
+    patience: TimerHandle | None = None
     lane: deque[LaneJob] = field(default_factory=deque)
     busy: bool = False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from duologue.engine.delivery import MAX_HELD_PIECES
+from duologue.engine.delivery import MAX_HELD_PIECES, PATIENCE_S
 from duologue.engine.messages import AbortRequest
 from duologue.engine.stages.edge import Edge, pass_on
 from duologue.outputs import RequestOutput, StageRequest
@@ -139,3 +139,19 @@ async def test_so_many_pieces_wait_behind_a_paced_edge_and_one_more_fails_the_re
             await asyncio.sleep(20)
             assert [error.code for error in rig.errors("r")] == ["output_backpressure"] * failed
             assert rig.endings() == {"r": 1}
+
+
+@virtual
+async def test_a_stage_that_does_not_end_its_segment_holds_up_a_request_only_so_long(runtime: VirtualRuntime) -> None:
+    """It should, for each piece; a piece may also have been lost on its way."""
+
+    def forgetful(request: StageRequest) -> list[RequestOutput | float]:
+        return echo(request) if request.prompt.final else []
+
+    stages = [counting(2, gap_s=0.0), StageSpec(forgetful)]
+    async with running(Rig(runtime, stages, edges=PACED)) as rig:
+        rig.add("r", "x")
+        for waited_s, given in ((0.0, 1), (PATIENCE_S - 0.1, 1), (0.2, 2), (PATIENCE_S, 3)):
+            await asyncio.sleep(waited_s)
+            assert len(stages[1].ledger.texts("r")) == given or waited_s == 0.0
+        assert rig.endings() == {"r": 1}
