@@ -98,6 +98,27 @@ SESSION: Final = (
         "unit/core/test_rate.py::test_a_burst_is_accepted_and_what_exceeds_it_is_refused",
     ),
     Limit(
+        _CORE + "conversation:MAX_IMAGES",
+        "images of an item",
+        "the item is refused (`invalid_item`)",
+        'duologue_errors_total{code="invalid_item"}',
+        "unit/core/test_images.py::test_so_many_pictures_may_an_item_have",
+    ),
+    Limit(
+        _RUNTIME + "max_image_bytes_per_item",
+        "bytes of data URLs",
+        "the item is refused (`invalid_item`)",
+        'duologue_errors_total{code="invalid_item"}',
+        "unit/core/test_images.py::test_so_large_may_the_pictures_of_an_item_be",
+    ),
+    Limit(
+        _RUNTIME + "max_image_bytes_per_session",
+        "bytes of data URLs",
+        "an item with images is refused (`input_backpressure`) until some are deleted",
+        'duologue_errors_total{code="input_backpressure"}',
+        "unit/core/test_images.py::test_so_large_may_the_pictures_of_a_conversation_be",
+    ),
+    Limit(
         _RUNTIME + "max_tool_calls_per_session",
         "calls",
         "records of answered calls are forgotten, oldest first; if all wait, one more call is refused "

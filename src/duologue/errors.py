@@ -64,6 +64,7 @@ class ErrorCode(enum.StrEnum):
     INVALID_ITEM = "invalid_item"
     ITEM_NOT_TRUNCATABLE = "item_not_truncatable"
     TOOLS_UNSUPPORTED = "tools_unsupported"
+    IMAGES_UNSUPPORTED = "images_unsupported"
     TOOL_CALL_UNKNOWN = "tool_call_unknown"
     TOOL_CALL_CANCELLED = "tool_call_cancelled"
     TOOL_RESULT_DUPLICATE = "tool_result_duplicate"
@@ -179,6 +180,7 @@ ERRORS: dict[ErrorCode, ErrorSpec] = {
     _C.INVALID_ITEM: _client("The item cannot be added to the conversation."),
     _C.ITEM_NOT_TRUNCATABLE: _client("Only audio that the assistant spoke can be truncated."),
     _C.TOOLS_UNSUPPORTED: _client("The model cannot call functions."),
+    _C.IMAGES_UNSUPPORTED: _client("The model takes no images."),
     _C.TOOL_CALL_UNKNOWN: _client("There is no such function call in the conversation.", status=404),
     _C.TOOL_CALL_CANCELLED: _client("The function call was cancelled; its result is not used.", status=409),
     _C.TOOL_RESULT_DUPLICATE: _client("The function call has its result already.", status=409),

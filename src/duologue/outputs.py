@@ -52,16 +52,25 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     call_id: str = ""
 
 
+class Image(msgspec.Struct, frozen=True):
+    """A picture as a data URL (PNG, JPEG, WebP or GIF), as a client sent it."""
+
+    url: str
+    detail: str = "auto"
+
+
 class ChatMessage(msgspec.Struct, frozen=True):
     """One message of a conversation as a language model reads it.
 
     ``calls``: what an assistant's message asks for. ``call_id``: which call a message of role ``tool`` answers.
+    ``images``: what a user shows beside the text.
     """
 
     role: Role
     text: str
     calls: tuple[ToolCall, ...] = ()
     call_id: str = ""
+    images: tuple[Image, ...] = ()
 
 
 class AudioMark(msgspec.Struct, frozen=True):

@@ -81,6 +81,8 @@ class DuplexSessionRuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_history_chars: int = 262_144
     max_tool_calls_per_session: int = 256
     tool_result_timeout_s: float = 120.0
+    max_image_bytes_per_item: int = 4 * 1024 * 1024
+    max_image_bytes_per_session: int = 16 * 1024 * 1024
     send_ahead_ms: int | None = 400
     audio_delta_ms: int = 100
     max_backlog_ms: int = 10_000
@@ -107,6 +109,8 @@ class DuplexSessionRuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
             "max_history_chars",
             "max_tool_calls_per_session",
             "tool_result_timeout_s",
+            "max_image_bytes_per_item",
+            "max_image_bytes_per_session",
             "audio_delta_ms",
             "max_backlog_ms",
             "max_turn_ms",

@@ -211,7 +211,9 @@ def _cascade(config: DuologueConfig, runtime: Runtime) -> Model:
         pipeline = config.pipeline or cascade_pipeline(config.model.options)
     except ValueError as fault:
         raise ServeError(f"{fault}.") from None
-    plugin = CascadePlugin(calls_functions=on_endpoint(config.model.options))
+    remote = on_endpoint(config.model.options)
+    images = remote and config.model.options.get("endpoint_images") is True
+    plugin = CascadePlugin(calls_functions=remote, takes_images=images)
     return _staged(plugin, pipeline, config, runtime, _detection(config.model.options, runtime))
 
 

@@ -6,6 +6,7 @@ Rules kept here: a command is made whole or not at all (:class:`ClientFault`, ra
 
 from __future__ import annotations
 
+import re
 from typing import Final, TypeVar, get_args
 
 from msgspec import UNSET, UnsetType
@@ -40,7 +41,7 @@ from duologue.engine.duplex.commands import (
 )
 from duologue.engine.duplex.events import ItemRole
 from duologue.errors import ClientFault, ErrorCode
-from duologue.outputs import ToolCall
+from duologue.outputs import Image, ToolCall
 from duologue.server.settings import (
     GA_RATE_HZ,
     SettingsReader,
@@ -57,6 +58,7 @@ from duologue.wire.objects import AudioFormatParams, ContentPart, Item, OutputAu
 LONGEST_MS: Final = 24 * 3_600_000
 RESERVED_ID: Final = "root"  # the beginning, where a place is named
 _T = TypeVar("_T")
+_DATA_URL: Final = re.compile(r"data:image/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9+/]+={0,2}\Z")
 _ROLES: Final[tuple[ItemRole, ...]] = ("system", "user", "assistant")
 
 
@@ -276,9 +278,24 @@ def _field(value: str | UnsetType | None, param: str, message: str) -> str:
 def _message(item: Item) -> InputItem:
     for role in _ROLES:
         if item.role == role:
-            texts = tuple(_text(part, index) for index, part in enumerate(item.content or ()))
-            return InputItem(item_id=item.id or None, role=role, texts=texts)
+            parts = list(enumerate(item.content or ()))
+            texts = tuple(_text(part, index) for index, part in parts if part.type != "input_image")
+            images = tuple(_image(part, index, role) for index, part in parts if part.type == "input_image")
+            return InputItem(item_id=item.id or None, role=role, texts=texts, images=images)
     raise _bad_item(f"An item's role must be one of {', '.join(_ROLES)}, got {item.role!r}.", "item.role")
+
+
+def _image(part: ContentPart, index: int, role: ItemRole) -> Image:
+    param = f"item.content[{index}]"
+    if role != "user":
+        raise _bad_item("Only a user's message may hold an image.", f"{param}.type")
+    url = part.image_url or ""
+    if not _DATA_URL.match(url):
+        raise _bad_item("An image is a data URL of PNG, JPEG, WebP or GIF in base64.", f"{param}.image_url")
+    detail = part.detail or "auto"
+    if detail not in ("auto", "low", "high"):
+        raise _bad_item(f"detail must be 'auto', 'low' or 'high', got {detail!r}.", f"{param}.detail")
+    return Image(url, detail)
 
 
 def _text(part: ContentPart, index: int) -> str:

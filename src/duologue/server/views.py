@@ -17,6 +17,7 @@ from duologue.engine.duplex.events import (
     AudioPart,
     CallOutputPart,
     CallPart,
+    ImagePart,
     ItemPart,
     ItemView,
     ResponseCreated,
@@ -199,6 +200,8 @@ def output_part(modality: Modality, text: str) -> ContentPart:
 
 def _content(part: ItemPart, role: str) -> ContentPart:
     side = "output" if role == "assistant" else "input"
+    if isinstance(part, ImagePart):
+        return ContentPart(type="input_image", detail=part.detail)
     if isinstance(part, AudioPart):
         return ContentPart(type=f"{side}_audio", transcript=part.transcript)
     return ContentPart(type=f"{side}_text", text=part_text(part))

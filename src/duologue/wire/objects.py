@@ -153,6 +153,7 @@ class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
     transcript: str | UnsetType | None = UNSET
     audio: str | UnsetType | None = UNSET
     image_url: str | UnsetType | None = UNSET
+    detail: Name | UnsetType | None = UNSET
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):

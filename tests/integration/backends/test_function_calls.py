@@ -17,7 +17,7 @@ from duologue.models.cascade.context import fit_history
 from duologue.models.cascade.edges import RESPOND, SPEAK
 from duologue.models.cascade.pipeline import cascade_pipeline, on_endpoint
 from duologue.models.cascade.plugin import CascadePlugin
-from duologue.outputs import ChatMessage, NamedTool, ToolCall, ToolDefinition, ToolMenu
+from duologue.outputs import ChatMessage, Image, NamedTool, ToolCall, ToolDefinition, ToolMenu
 from tests.integration.backends.endpoint import FakeEndpoint, fake_endpoint
 from tests.integration.backends.replica import PATIENCE_S
 from tests.integration.backends.test_http import request, running
@@ -142,3 +142,25 @@ def test_a_conversation_that_is_cut_never_begins_with_a_result() -> None:
         assert kept[0].role is Role.USER or len(kept) == 1
     (alone,) = fit_history(turn[:3], 16)
     assert alone.role is Role.USER and alone.content == "sunny"
+
+
+def test_a_picture_goes_to_the_endpoint() -> None:
+    picture = Image("data:image/png;base64,AAAA", "low")
+
+    async def scenario(fake: FakeEndpoint) -> None:
+        async with running(
+            cascade_pipeline({"language_model": fake.base_url, "endpoint_images": True}).stages[RESPOND]
+        ) as one:
+            shown = (ChatMessage("user", "Look.", images=(picture,)), ChatMessage("user", "echo ok"))
+            await one.client.submit(request("r", messages=shown))
+            await one.sink.until(lambda: one.sink.ended("r"))
+            assert fake.requests[0].json["messages"][-2] == {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "Look."},
+                    {"type": "image_url", "image_url": {"url": picture.url, "detail": "low"}},
+                ],
+            }
+
+    play(scenario)
+    assert CascadePlugin(takes_images=True).capabilities.takes_images and not CascadePlugin().capabilities.takes_images

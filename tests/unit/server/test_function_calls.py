@@ -8,7 +8,7 @@ import pytest
 
 from duologue.engine.duplex import events
 from duologue.engine.duplex.commands import CallOutput, CreateItem, CreateResponse, InputItem
-from duologue.outputs import NamedTool, ToolCall, ToolDefinition
+from duologue.outputs import Image, NamedTool, ToolCall, ToolDefinition
 from tests.unit.server.driver import Client, World, commands_of
 from tests.unit.server.fake_engine import audio, created, done
 
@@ -155,3 +155,32 @@ def test_a_choice_of_one_function_is_echoed_as_it_is_written() -> None:
     assert (session["tool_choice"], session["parallel_tool_calls"]) == (choice, False)
     (frame,) = client.send("session.update", session={"type": "realtime", "tool_choice": "required"})
     assert frame["session"]["tool_choice"] == "required" and frame["session"]["tools"][0]["name"] == "clock"
+
+
+PNG = "data:image/png;base64,iVBORw0KGgo="
+
+
+def test_pictures_become_part_of_an_item() -> None:
+    world, client = client_of()
+    content = [{"type": "input_text", "text": "What?"}, {"type": "input_image", "image_url": PNG, "detail": "high"}]
+    client.send("conversation.item.create", item={"type": "message", "role": "user", "content": content})
+    (command,) = commands_of(world)
+    assert command.item == InputItem(role="user", texts=("What?",), images=(Image(PNG, "high"),))
+
+
+@pytest.mark.parametrize(
+    ("role", "part", "param"),
+    [
+        ("user", {"image_url": "https://example.org/a.png"}, "item.content[0].image_url"),
+        ("user", {}, "item.content[0].image_url"),
+        ("user", {"image_url": "data:image/svg+xml;base64,AAAA"}, "item.content[0].image_url"),
+        ("user", {"image_url": PNG, "detail": "huge"}, "item.content[0].detail"),
+        ("system", {"image_url": PNG}, "item.content[0].type"),
+    ],
+)
+def test_a_picture_that_cannot_be_one_is_refused(role: str, part: dict[str, str], param: str) -> None:
+    world, client = client_of()
+    content = [{"type": "input_image", **part}]
+    (frame,) = client.send("conversation.item.create", item={"type": "message", "role": role, "content": content})
+    assert (frame["error"]["code"], frame["error"]["param"]) == ("invalid_item", param)
+    assert not commands_of(world)

@@ -15,7 +15,7 @@ from duologue.audio.format import AudioFormat
 from duologue.config.session import Modality, SessionPatch
 from duologue.engine.duplex.events import ItemRole
 from duologue.engine.duplex.plugin import HistoryEntry
-from duologue.outputs import ToolCall, ToolChoice, ToolDefinition
+from duologue.outputs import Image, ToolCall, ToolChoice, ToolDefinition
 
 OverlapHint = Literal[
     "barge_in",
@@ -83,6 +83,7 @@ class InputItem(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     item_id: str | None = None
     role: ItemRole
     texts: tuple[str, ...] = ()
+    images: tuple[Image, ...] = ()
     call: ToolCall | None = None
     output: CallOutput | None = None
 

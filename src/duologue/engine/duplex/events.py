@@ -51,7 +51,13 @@ class CallOutputPart(msgspec.Struct, frozen=True, kw_only=True, tag="call_output
     output: str
 
 
-ItemPart = TextPart | AudioPart | CallPart | CallOutputPart
+class ImagePart(msgspec.Struct, frozen=True, kw_only=True, tag="image"):
+    """A picture in a user's item. It is not shown again: events stay small."""
+
+    detail: str = "auto"
+
+
+ItemPart = TextPart | ImagePart | AudioPart | CallPart | CallOutputPart
 
 
 def part_text(part: ItemPart) -> str:
@@ -59,6 +65,8 @@ def part_text(part: ItemPart) -> str:
     match part:
         case TextPart():
             return part.text
+        case ImagePart():
+            return ""
         case AudioPart():
             return part.transcript or ""
         case CallPart():

@@ -18,7 +18,7 @@ from duologue.engine.duplex.contracts import DuplexFence, DuplexOutputContext
 from duologue.engine.duplex.contracts import DuplexModelSessionState as DuplexModelSessionState
 from duologue.engine.duplex.results import Decision
 from duologue.errors import ClientFault, ErrorCode
-from duologue.outputs import ChatMessage, RequestOutput, Role, SamplingParams, StagePrompt, ToolCall
+from duologue.outputs import ChatMessage, Image, RequestOutput, Role, SamplingParams, StagePrompt, ToolCall
 
 Messages = tuple[ChatMessage, ...]
 
@@ -33,7 +33,8 @@ class ModelCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     0: any length). ``max_silence_units``: how many silence units one owner may be given. ``frame_locked``: the clock of a
     resident model is that of its input, one unit per unit of time; when input stops, silence stands in for it, outside an
     answer too, up to that number. ``calls_functions``: it may ask for the functions of ``config.menu``
-    (:class:`~duologue.engine.duplex.results.FunctionCall`); else tools are refused. ``compacts``: a resident model whose
+    (:class:`~duologue.engine.duplex.results.FunctionCall`); else tools are refused.
+    ``takes_images``: items may hold pictures; else they are refused. ``compacts``: a resident model whose
     context fills (:class:`~duologue.engine.duplex.results.ContextUsed`) can be rolled over: the next request comes with
     ``rebuild`` and ``compact`` set.
     """
@@ -54,6 +55,7 @@ class ModelCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     compacts: bool = False
     fixed_voice_after_audio: bool = True
     calls_functions: bool = False
+    takes_images: bool = False
 
     def check(self, config: SessionConfig, where: str) -> None:
         """Raise :class:`ClientFault` for settings that the model has no ability for; ``where`` they stand is in ``param``."""
@@ -77,11 +79,12 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     calls: tuple[ToolCall, ...] = ()
     call_id: str = ""
+    images: tuple[Image, ...] = ()
 
     @property
     def message(self) -> ChatMessage:
         """The same for a language model."""
-        return ChatMessage(self.role, self.text, self.calls, self.call_id)
+        return ChatMessage(self.role, self.text, self.calls, self.call_id, self.images)
 
 
 class AppendPlanRequest(msgspec.Struct, frozen=True, kw_only=True):

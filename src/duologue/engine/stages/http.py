@@ -164,6 +164,12 @@ def _message(message: ChatMessage) -> dict[str, object]:
             for call in message.calls
         ]
         return {"role": message.role, "content": message.text or None, "tool_calls": calls}
+    if message.images:
+        text = [{"type": "text", "text": message.text}] if message.text else []
+        shown = [
+            {"type": "image_url", "image_url": {"url": image.url, "detail": image.detail}} for image in message.images
+        ]
+        return {"role": message.role, "content": [*text, *shown]}
     return {"role": message.role, "content": message.text}
 
 

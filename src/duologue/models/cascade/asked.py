@@ -55,7 +55,7 @@ def history_of(prompt: StagePrompt) -> list[ChatMessage]:
 
 def history_with_calls(prompt: StagePrompt) -> list[ChatMessage]:
     """The conversation for a model that calls functions."""
-    return [ChatMessage(Role(said.role), said.text, said.calls, said.call_id) for said in prompt.messages]
+    return [ChatMessage(Role(said.role), said.text, said.calls, said.call_id, said.images) for said in prompt.messages]
 
 
 def compose_prompt(

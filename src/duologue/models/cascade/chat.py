@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from duologue.outputs import ToolCall
+from duologue.outputs import Image, ToolCall
 
 OnText = Callable[[str], bool]
 """Takes the next piece of text (never empty, never half a character); True stops the generation."""
@@ -28,6 +28,7 @@ class ChatMessage(msgspec.Struct, frozen=True):
     content: str
     calls: tuple[ToolCall, ...] = ()
     call_id: str = ""
+    images: tuple[Image, ...] = ()
 
 
 class FinishReason(enum.StrEnum):

@@ -20,6 +20,7 @@ from duologue.models.cascade.chat import ChatMessage, Role
 _MESSAGE_TOKENS = 6  # who speaks, and the end of it
 _ASCII_PER_TOKEN = 3  # English has about four and a half
 _TOKENS_PER_OTHER = 2
+_IMAGE_TOKENS = 1_000  # what endpoints count for a picture, roughly
 
 
 def estimated_tokens(text: str) -> int:
@@ -53,7 +54,8 @@ def fit_history(history: Sequence[ChatMessage], budget_tokens: int) -> list[Chat
 
 
 def _size(message: ChatMessage) -> int:
-    return estimated_tokens(message.content + "".join(call.name + call.arguments for call in message.calls))
+    asked = "".join(call.name + call.arguments for call in message.calls)
+    return estimated_tokens(message.content + asked) + _IMAGE_TOKENS * len(message.images)
 
 
 def _cut(message: ChatMessage, budget_tokens: int) -> ChatMessage:
@@ -66,4 +68,4 @@ def _cut(message: ChatMessage, budget_tokens: int) -> ChatMessage:
         if space and rest:
             content = rest
     # The result of a function whose call did not fit is told as words: alone, no endpoint takes it.
-    return ChatMessage(Role.USER if message.role is Role.TOOL else message.role, content)
+    return ChatMessage(Role.USER if message.role is Role.TOOL else message.role, content, images=message.images)

@@ -46,10 +46,12 @@ class CascadePlugin(DuplexModelPlugin):
     )
     longest_utterance_ms = turns.LONGEST_UTTERANCE_MS
 
-    def __init__(self, *, calls_functions: bool = False) -> None:
-        """``calls_functions``: the language model takes tools, as those behind OpenAI-compatible endpoints do."""
-        if calls_functions:
-            self.capabilities = msgspec.structs.replace(self.capabilities, calls_functions=True)
+    def __init__(self, *, calls_functions: bool = False, takes_images: bool = False) -> None:
+        """``calls_functions``: the language model takes tools, as those behind OpenAI-compatible endpoints do.
+        ``takes_images``: it takes pictures too, which the operator declares."""
+        self.capabilities = msgspec.structs.replace(
+            self.capabilities, calls_functions=calls_functions, takes_images=takes_images
+        )
 
     def create_session_state(self, config: SessionConfig) -> DuplexModelSessionState:
         del config

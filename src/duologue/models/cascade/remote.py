@@ -51,7 +51,8 @@ class RemoteRespondStage(ChatStage):
             return None
         messages = compose_prompt(prompt, history_with_calls(prompt), request.params, self._context_tokens)
         return [
-            ChatMessage(message.role.value, message.content, message.calls, message.call_id) for message in messages
+            ChatMessage(message.role.value, message.content, message.calls, message.call_id, message.images)
+            for message in messages
         ]
 
     def cutter(self, request: StageRequest) -> Cutter | None:

@@ -38,6 +38,8 @@ from duologue.engine.duplex.events import (
 from duologue.engine.duplex.plugin import HistoryEntry
 from duologue.errors import ClientFault, ErrorCode
 
+MAX_IMAGES = 8  # of one item
+
 
 def create_response(s: SessionState, command: CreateResponse) -> None:
     """``response.create``."""
@@ -213,6 +215,8 @@ def create_item(s: SessionState, command: CreateItem) -> None:
             param="item.content",
         )
         return
+    if not _images_fit(s, command):
+        return
     if given.call is not None and s.history.call(given.call.call_id) is not None:
         s.error(
             ErrorCode.ITEM_EXISTS,
@@ -236,7 +240,30 @@ def _item(given: InputItem, item_id: str) -> Item:
         answered=given.role != "user",
         call=given.call,
         output=given.output,
+        images=given.images,
     )
+
+
+def _images_fit(s: SessionState, command: CreateItem) -> bool:
+    """Whether the model takes the item's pictures and there is room for them; if not, the client is told."""
+    images = command.item.images
+    if not images:
+        return True
+    size = sum(len(image.url) for image in images)
+    if not s.capabilities.takes_images:
+        code, message = ErrorCode.IMAGES_UNSUPPORTED, "This model takes no images; leave input_image out of items."
+    elif len(images) > MAX_IMAGES or size > s.runtime.max_image_bytes_per_item:
+        code = ErrorCode.INVALID_ITEM
+        limit = s.runtime.max_image_bytes_per_item
+        message = f"An item may have {MAX_IMAGES} images of {limit} bytes altogether, got {len(images)} of {size}."
+    elif s.history.image_bytes + size > s.runtime.max_image_bytes_per_session:
+        code = ErrorCode.INPUT_BACKPRESSURE
+        limit = s.runtime.max_image_bytes_per_session
+        message = f"The images of the conversation would take more than {limit} bytes; delete some first."
+    else:
+        return True
+    s.error(code, message, event_id=command.event_id, param="item.content")
+    return False
 
 
 def _chars(given: InputItem) -> int:

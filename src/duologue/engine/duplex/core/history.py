@@ -16,6 +16,7 @@ from duologue.engine.duplex.events import (
     AudioPart,
     CallOutputPart,
     CallPart,
+    ImagePart,
     ItemPart,
     ItemRole,
     ItemStatus,
@@ -23,7 +24,7 @@ from duologue.engine.duplex.events import (
     TextPart,
 )
 from duologue.engine.duplex.plugin import HistoryEntry
-from duologue.outputs import ToolCall
+from duologue.outputs import Image, ToolCall
 
 _NO_RESULT: dict[str, str] = {
     "pending": "No result yet: the function is still running.",
@@ -64,6 +65,7 @@ class Item:
     call: ToolCall | None = None
     call_state: str = "pending"
     output: CallOutput | None = None
+    images: tuple[Image, ...] = ()
 
     @property
     def cut_ms(self) -> float | None:
@@ -108,7 +110,8 @@ class Item:
         elif self.spoken is not None:
             parts = (TextPart(text=self.spoken.text),)
         else:
-            parts = tuple(TextPart(text=text) for text in self.texts)
+            texts = tuple(TextPart(text=text) for text in self.texts)
+            parts = (*texts, *(ImagePart(detail=image.detail) for image in self.images))
         return ItemView(
             item_id=self.item_id, role=self.role, status=self.status, parts=parts, response_id=self.response_id
         )
@@ -207,6 +210,11 @@ class History:
         entries.reverse()
         return tuple(entries)
 
+    @property
+    def image_bytes(self) -> int:
+        """What the pictures of the conversation take."""
+        return sum(len(image.url) for item in self.items for image in item.images)
+
     def unanswered(self) -> list[Item]:
         """User items that no response has taken up yet."""
         return [item for item in self.items if item.role == "user" and not item.answered]
@@ -222,4 +230,6 @@ def _entries(item: Item, outputs: dict[str, str]) -> tuple[HistoryEntry, ...]:
             HistoryEntry(item_id=item.item_id, role="tool", text=result, call_id=call.call_id),
         )
     text = item.heard_text()
-    return (HistoryEntry(item_id=item.item_id, role=item.role, text=text),) if text else ()
+    if not text and not item.images:
+        return ()
+    return (HistoryEntry(item_id=item.item_id, role=item.role, text=text, images=item.images),)

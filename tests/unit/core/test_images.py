@@ -1,0 +1,71 @@
+"""Pictures in a user's items: only for a model that takes them, within bounds."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from duologue.config.stage_config import DuplexSessionRuntimeConfig
+from duologue.engine.duplex.commands import CreateItem, CreateResponse, DeleteItem, InputItem
+from duologue.engine.duplex.events import ErrorRaised, ImagePart, ItemAdded, TextPart
+from duologue.errors import ErrorCode
+from duologue.outputs import Image
+from tests.unit.core.harness import CASCADE, MANUAL, World
+
+SEES = msgspec.structs.replace(CASCADE, takes_images=True)
+
+
+def image(size: int = 100) -> Image:
+    head = "data:image/png;base64,"
+    return Image(head + "A" * (size - len(head)), "low")
+
+
+def show(world: World, *images: Image, text: str = "What is this?") -> None:
+    world.send(CreateItem(item=InputItem(role="user", texts=(text,), images=images), event_id="e"))
+
+
+def test_a_picture_reaches_the_model_and_is_not_shown_again() -> None:
+    world = World(MANUAL, capabilities=SEES)
+    show(world, image())
+    assert world.last(ItemAdded).item.parts == (TextPart(text="What is this?"), ImagePart(detail="low"))
+    world.send(CreateResponse())
+    (entry,) = world.submits[-1].history
+    assert (entry.text, entry.images, entry.message.images) == ("What is this?", (image(),), (image(),))
+
+
+def test_a_model_that_takes_none_is_given_none() -> None:
+    world = World(MANUAL)
+    show(world, image())
+    error = world.last(ErrorRaised)
+    assert (error.code, error.event_id, error.param) == (ErrorCode.IMAGES_UNSUPPORTED, "e", "item.content")
+    assert not world.of(ItemAdded)
+
+
+@pytest.mark.parametrize(("size", "fits"), [(999, True), (1_000, True), (1_001, False)])
+def test_so_large_may_the_pictures_of_an_item_be(size: int, fits: bool) -> None:
+    world = World(MANUAL, capabilities=SEES, runtime=DuplexSessionRuntimeConfig(max_image_bytes_per_item=1_000))
+    show(world, image(400), image(size - 400))
+    assert bool(world.of(ItemAdded)) is fits
+    assert [error.code for error in world.of(ErrorRaised)] == ([] if fits else [ErrorCode.INVALID_ITEM])
+
+
+@pytest.mark.parametrize(("count", "fits"), [(7, True), (8, True), (9, False)])
+def test_so_many_pictures_may_an_item_have(count: int, fits: bool) -> None:
+    world = World(MANUAL, capabilities=SEES)
+    show(world, *[image()] * count)
+    assert bool(world.of(ItemAdded)) is fits
+
+
+@pytest.mark.parametrize(("size", "fits"), [(499, True), (500, True), (501, False)])
+def test_so_large_may_the_pictures_of_a_conversation_be(size: int, fits: bool) -> None:
+    limits = DuplexSessionRuntimeConfig(max_image_bytes_per_item=1_000, max_image_bytes_per_session=1_000)
+    world = World(MANUAL, capabilities=SEES, runtime=limits)
+    show(world, image(500))
+    first = world.last(ItemAdded).item.item_id
+    show(world, image(size))
+    assert len(world.of(ItemAdded)) == (2 if fits else 1)
+    if not fits:
+        assert world.last(ErrorRaised).code is ErrorCode.INPUT_BACKPRESSURE
+        world.send(DeleteItem(item_id=first))
+        show(world, image(size))
+        assert len(world.of(ItemAdded)) == 2
