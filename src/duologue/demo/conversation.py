@@ -20,6 +20,7 @@ from duologue.demo.microphone import Microphone, Spoken, Utterance
 from duologue.demo.player import Player
 from duologue.wire.objects import Item, StatusError
 from duologue.wire.server_events import (
+    AnswerDelays,
     AudioDelta,
     AudioDone,
     Error,
@@ -252,6 +253,7 @@ class Conversation:
         )
         answer = self.ledger.answers[response.id]
         answer.generated_ms = event.generated_audio_ms if isinstance(event.generated_audio_ms, int) else None
+        answer.delays = event.delays if isinstance(event.delays, AnswerDelays) else None
         answer.generated_text = event.generated_text if isinstance(event.generated_text, str) else None
         self.player.finish(response.id)
         if response.status != "cancelled" or answer.first_audio_s is None:

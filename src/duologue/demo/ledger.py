@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from duologue.wire.server_events import AnswerDelays
+
 
 @dataclass(slots=True)
 class Answer:
@@ -27,6 +29,7 @@ class Answer:
     terminals: int = 0
     generated_ms: float | None = None  # all that the server made, said or not, if it tells
     generated_text: str | None = None
+    delays: AnswerDelays | None = None
     kept_text: str | None = None  # the item's transcript at the terminal
     cleared_s: float | None = None
     audio_after_done_ms: float = 0.0

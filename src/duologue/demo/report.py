@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from duologue.demo.ledger import Answer, Interruption, Ledger
+from duologue.demo.ledger import Answer, Interruption, Ledger, Turn
 from duologue.demo.prompts import Prompt, check_prompt
 from duologue.demo.wording import word_error_rate
 
@@ -51,6 +51,22 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
         return self.value is not None and self.value <= self.limit
 
 
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """How the time from the last sample of speech to the first audio passed, in milliseconds after that sample.
+
+    ``quiet_ms``: the last audio in which the detector heard speech arrived; ``judged_ms``: the verdict on the pause was
+    there, ``ended_ms``: it counted, and the turn was over; ``understood_ms``: the words were there; ``answered_ms``: the
+    voice had made the first of the answer; ``first_audio_ms``: it was here. All but the last is the server's word.
+    """
+
+    quiet_ms: float
+    judged_ms: float | None
+    ended_ms: float
+    understood_ms: float | None
+    answered_ms: float | None
+    first_audio_ms: float
+
+
 class TurnReport(msgspec.Struct, frozen=True, kw_only=True):
     """One turn. Times in milliseconds; end of speech and onset are the last and first sample of the source audio."""
 
@@ -62,6 +78,7 @@ class TurnReport(msgspec.Struct, frozen=True, kw_only=True):
     assistant_text_heard: str
     end_of_speech_to_first_audio_ms: float | None
     interrupted: bool
+    timeline: Timeline | None = None
     stop_latency_onset_ms: float | None = None
     stop_latency_decision_ms: float | None = None
     status: str | None = None
@@ -148,6 +165,7 @@ def _turn_report(evidence: Evidence, number: int) -> TurnReport:
         assistant_text_heard=evidence.heard.get(answer.response_id, "").strip(),
         end_of_speech_to_first_audio_ms=_since(turn.end_s, answer.first_audio_s),
         interrupted=cut is not None,
+        timeline=_timeline(turn, answer),
         stop_latency_onset_ms=_stop_ms(cut, answer, of_onset=True),
         stop_latency_decision_ms=_stop_ms(cut, answer, of_onset=False),
         status=answer.status,
@@ -155,6 +173,27 @@ def _turn_report(evidence: Evidence, number: int) -> TurnReport:
         answer_received_ms=round(answer.audio_ms, 1),
         answer_generated_ms=answer.generated_ms,
         answer_played_ms=round(evidence.played_ms.get(answer.response_id, 0.0), 1),
+    )
+
+
+def _timeline(turn: Turn, answer: Answer) -> Timeline | None:
+    """The server's parts, on the client's clock: sent there is here, but for the way between."""
+    first_ms = _since(turn.end_s, answer.first_audio_s)
+    delays = answer.delays
+    if delays is None or first_ms is None:
+        return None
+    quiet_ms = round(first_ms - delays.sent_ms, 1)
+
+    def at(delay_ms: int | None) -> float | None:
+        return None if delay_ms is None else round(quiet_ms + delay_ms, 1)
+
+    return Timeline(
+        quiet_ms=quiet_ms,
+        judged_ms=at(delays.judged_ms),
+        ended_ms=round(quiet_ms + delays.ended_ms, 1),
+        understood_ms=at(delays.understood_ms),
+        answered_ms=at(delays.answered_ms),
+        first_audio_ms=first_ms,
     )
 
 

@@ -28,6 +28,7 @@ ACTED = (
     *("input", "input_reclaimed", "turns", "output", "backlog", "items", "history_chars", "turn_length", "starvation"),
     *("updates", "transcript_wait", "silence_units", "context", "marks"),
 )
+_ANSWER_BUCKETS_S = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 
 
 class ServerMetrics:
@@ -64,6 +65,13 @@ class ServerMetrics:
         self._slots = Gauge("duologue_slots", "Session slots.", ["state"], registry=self._registry)
         self._replicas = Gauge("duologue_replicas", "Stage replicas.", ["stage", "state"], registry=self._registry)
         self.turns = TurnMetrics(self._registry)
+        self._answer = Histogram(
+            "duologue_answer_delay_seconds",
+            "End of the user's speech to each part of the answer to it: judged, ended, understood, answered, sent.",
+            ["part"],
+            buckets=_ANSWER_BUCKETS_S,
+            registry=self._registry,
+        )
         self._onset = self._stop("onset", "Speech onset to the last audio byte handed over.")
         self._decision = self._stop("decision", "Decision to stop to the last audio byte handed over.")
 
@@ -81,6 +89,8 @@ class ServerMetrics:
             self._errors.labels(event.code.value).inc()
         elif isinstance(event, events.ResponseDone):
             self._responses.labels(event.status).inc()
+            if event.delays is not None:
+                self._answered(event.delays)
         elif isinstance(event, events.FunctionCalled):
             self._calls.labels("asked").inc()
         elif isinstance(event, events.ItemAdded):
@@ -91,6 +101,18 @@ class ServerMetrics:
                 self._onset.observe(event.onset_to_last_audio_s)
             if event.decision_to_last_audio_s is not None:
                 self._decision.observe(event.decision_to_last_audio_s)
+
+    def _answered(self, delays: events.AnswerDelays) -> None:
+        parts = {
+            "judged": delays.judged_ms,
+            "ended": delays.ended_ms,
+            "understood": delays.understood_ms,
+            "answered": delays.answered_ms,
+            "sent": delays.sent_ms,
+        }
+        for part, delay_ms in parts.items():
+            if delay_ms is not None:
+                self._answer.labels(part).observe(delay_ms / 1000)
 
     def refused(self, code: ErrorCode) -> None:
         self._errors.labels(code.value).inc()

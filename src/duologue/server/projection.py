@@ -184,6 +184,7 @@ class ResponseProjection:
                 response_id=self._own(event.response_id),
                 generated_audio_ms=event.audio_ms if own else UNSET,
                 generated_text=event.full_text if own else UNSET,
+                delays=_delays(event.delays) if own else UNSET,
             )
         )
         if not self._style.rates_first:
@@ -375,3 +376,15 @@ def _whole_words(beginning: str, text: str) -> str:
         return beginning
     cut = max(beginning.rfind(" "), 0)
     return beginning[:cut]
+
+
+def _delays(delays: events.AnswerDelays | None) -> wire.AnswerDelays | UnsetType:
+    if delays is None:
+        return UNSET
+    return wire.AnswerDelays(
+        judged_ms=delays.judged_ms,
+        ended_ms=delays.ended_ms,
+        understood_ms=delays.understood_ms,
+        answered_ms=delays.answered_ms,
+        sent_ms=delays.sent_ms,
+    )

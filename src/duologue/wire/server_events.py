@@ -129,13 +129,25 @@ class ResponseCreated(ServerEvent, frozen=True, kw_only=True, tag="response.crea
     response_id: str | UnsetType = UNSET
 
 
+class AnswerDelays(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """When the parts of an answer were there: milliseconds after the last audio that held speech arrived at the server."""
+
+    judged_ms: int | None = None
+    ended_ms: int
+    understood_ms: int | None = None
+    answered_ms: int | None = None
+    sent_ms: int
+
+
 class ResponseDone(ServerEvent, frozen=True, kw_only=True, tag="response.done"):
-    """``generated_*`` (duplex dialect): all that was made, also what a cancel kept from being sent."""
+    """``generated_*`` (duplex dialect): all that was made, also what a cancel kept from being sent. ``delays`` (duplex
+    dialect): how the time before a spoken answer passed."""
 
     response: Response
     response_id: str | UnsetType = UNSET
     generated_audio_ms: int | UnsetType = UNSET
     generated_text: str | UnsetType = UNSET
+    delays: AnswerDelays | UnsetType = UNSET
 
 
 class _OutputEvent(ServerEvent, frozen=True, kw_only=True):

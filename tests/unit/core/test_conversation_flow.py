@@ -18,9 +18,10 @@ from duologue.engine.duplex.commands import (
     InputItem,
     TruncateItem,
 )
-from duologue.engine.duplex.core.effects import Detect, SubmitAppend
+from duologue.engine.duplex.core.effects import ClassifyTurn, Detect, SubmitAppend
 from duologue.engine.duplex.core.items import CleanupEnded, OutputTaken
 from duologue.engine.duplex.events import (
+    AnswerDelays,
     ErrorRaised,
     InputCommitted,
     InputTranscribed,
@@ -133,6 +134,57 @@ def test_a_piece_that_was_withdrawn_on_its_way_keeps_its_number() -> None:
     assert not world.pending, "order holds across it"
     world.answer(withdrawn)
     assert world.submits[-1].seq == 2 and world.submits[-1].final and not world.submits[-1].respond
+
+
+def test_an_answer_tells_how_the_time_before_it_passed() -> None:
+    world = World(SEMANTIC, auto=False)
+    for char in "S" * 10 + ".":
+        world.say(char)
+        world.answer_all(Detect, SubmitAppend)
+    world.advance(0.02)
+    world.answer_all(ClassifyTurn)
+    for char in "." * 5:
+        world.say(char)
+        world.answer_all(Detect, SubmitAppend)
+    world.advance(0.1)
+    world.speak(UserTranscript(text="hi", final=True))
+    world.advance(0.2)
+    world.speak(speech("Hello.", 300), TurnEnded(), finished=True)
+    world.advance(1.0)
+    delays = world.last(ResponseDone).delays
+    quiet = 32  # the frame without speech arrived that long after the last with it
+    assert delays == AnswerDelays(
+        judged_ms=quiet + 20,
+        ended_ms=6 * 32 + 20,
+        understood_ms=6 * 32 + 20 + 100,
+        answered_ms=6 * 32 + 20 + 300,
+        sent_ms=6 * 32 + 20 + 300,
+    )
+
+
+def test_what_was_prepared_was_there_before_the_turn_was_over() -> None:
+    world = World(SEMANTIC, complete=0.1)
+    world.say("S" * 10 + "." * 6)
+    world.reply("Hello.", 300)
+    world.complete = 0.9
+    world.say("." * 6)
+    world.advance(1.0)
+    delays = world.last(ResponseDone).delays
+    assert delays is not None and delays.understood_ms == delays.answered_ms == 6 * 32
+    assert delays.judged_ms == delays.ended_ms == delays.sent_ms == 12 * 32
+
+
+def test_nothing_is_told_of_an_answer_to_no_speech_or_of_which_nothing_was_sent() -> None:
+    world = World(MANUAL)
+    world.send(CreateItem(item=InputItem(item_id="i", role="user", texts=("hi",))))
+    world.send(CreateResponse())
+    world.reply("Hello.", 300, transcript=None)
+    world.advance(1.0)
+    assert world.last(ResponseDone).delays is None
+    spoken = World(VAD)
+    spoken.say("S" * 10 + "." * 16)
+    spoken.send(CancelResponse())
+    assert spoken.last(ResponseDone).delays is None
 
 
 def test_a_piece_with_speech_is_never_called_quiet() -> None:

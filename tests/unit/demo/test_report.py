@@ -16,6 +16,7 @@ from duologue.demo.report import (
     Measure,
     Plan,
     Report,
+    Timeline,
     TurnReport,
     find_failures,
     measures_of,
@@ -23,6 +24,7 @@ from duologue.demo.report import (
 )
 from duologue.demo.run import write_report
 from duologue.demo.summary import show_report
+from duologue.wire.server_events import AnswerDelays
 
 TURN = TurnReport(
     turn=3,
@@ -101,6 +103,21 @@ def test_a_turn_that_was_cut_in_pieces_is_one_turn() -> None:
     assert turn.user_text_heard == "one two three"
     assert (turn.response_id, turn.wer, turn.end_of_speech_to_first_audio_ms) == ("r2", 0.0, 600.0)
     assert find_failures(evidence(ledger), [turn], Plan(turns=1, interrupted=None, follow_up=None)) == ()
+
+
+def test_the_time_before_an_answer_is_told_from_the_last_sample_on() -> None:
+    ledger = Ledger()
+    ledger.begin_turn("one", 0.0, 1.0)
+    ledger.response_created("r1", 1.4)
+    ledger.audio("r1", "a1", 100.0, 1.6)
+    ledger.answers["r1"].delays = AnswerDelays(judged_ms=150, ended_ms=200, understood_ms=None, sent_ms=500)
+    (turn,) = turn_reports(evidence(ledger))
+    assert turn.timeline == Timeline(
+        quiet_ms=100.0, judged_ms=250.0, ended_ms=300.0, understood_ms=None, answered_ms=None, first_audio_ms=600.0
+    )
+    ledger.answers["r1"].delays = None
+    (turn,) = turn_reports(evidence(ledger))
+    assert turn.timeline is None
 
 
 def test_a_transcript_that_comes_late_belongs_to_its_own_turn() -> None:

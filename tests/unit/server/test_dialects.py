@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from duologue.engine.duplex import events
@@ -186,6 +187,18 @@ def test_an_answer_out_of_band_joins_no_conversation() -> None:
     )
     assert not [name for name in types(frames) if name.startswith("conversation.")]
     assert frames[0]["response"]["conversation_id"] is None
+
+
+def test_duplex_tells_how_the_time_before_an_answer_passed_and_ga_does_not() -> None:
+    delays = events.AnswerDelays(judged_ms=None, ended_ms=500, understood_ms=520, answered_ms=None, sent_ms=700)
+    end = msgspec.structs.replace(done("r", "i", "Good"), delays=delays)
+    said = (created("r", "i"), audio("r", "i", text="Good"), end)
+    assert by_type(duplex().say(*said), "response.done")["delays"] == {
+        "ended_ms": 500,
+        "understood_ms": 520,
+        "sent_ms": 700,
+    }
+    assert "delays" not in by_type(ga().say(*said), "response.done")
 
 
 def test_a_large_delta_is_cut_below_a_mebibyte() -> None:

@@ -250,6 +250,20 @@ class FunctionCalled(_Event, frozen=True, kw_only=True):
     leads: bool = False
 
 
+class AnswerDelays(msgspec.Struct, frozen=True, kw_only=True):
+    """When the parts of an answer to a spoken turn were there: milliseconds after the last audio that held speech arrived.
+
+    In the order in which they usually happen: the verdict on the pause that ended the turn (``None``: silence alone ended
+    it), the end of the turn, the user's words, the first of the model's answer, and the first of it that was sent.
+    """
+
+    judged_ms: int | None
+    ended_ms: int
+    understood_ms: int | None
+    answered_ms: int | None
+    sent_ms: int
+
+
 class ResponseDone(_Event, frozen=True, kw_only=True):
     """The one end of a response. ``item`` is ``None`` if it never had content; its transcript is what may be heard.
 
@@ -269,6 +283,7 @@ class ResponseDone(_Event, frozen=True, kw_only=True):
     audio_ms: int = 0
     metadata: Mapping[str, str] = {}
     usage: Usage = Usage()
+    delays: AnswerDelays | None = None  # none if it answers no spoken turn, or nothing of it was sent
 
 
 class OutputCleared(_Event, frozen=True, kw_only=True):

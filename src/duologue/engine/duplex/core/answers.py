@@ -94,6 +94,7 @@ def create(s: SessionState, item_id: str | None, options: ResponseOptions) -> No
         rest = committed.audio[committed.sent_bytes :]
         hearing.queue(s, record, rest, final=True, respond=True, item_id=item_id, quiet=committed.quiet)
     response = new_response(s, item_id, options, record)
+    response.clock = committed.clock if committed is not None else None
     submission.pump(s)
     _deliver_held(s, record, response)
 
@@ -220,6 +221,7 @@ def model_spoke(s: SessionState, item: ModelSpoke) -> None:
         return
     s.lease.touch(s.now)
     for result in item.results:
+        _note_time(s, record, result)
         if record.held is not None and not (isinstance(result, UserTranscript) and not result.final):
             record.held.append(result)
             if isinstance(result, Speech) and result.audio:
@@ -234,6 +236,14 @@ def model_spoke(s: SessionState, item: ModelSpoke) -> None:
             record.held_finished = True
         else:
             _request_finished(s, record)
+
+
+def _note_time(s: SessionState, record: StageRequestRecord, result: ModelResult) -> None:
+    """When the words and the first of the answer were there, held or not."""
+    if isinstance(result, Speech) and record.answered_at is None:
+        record.answered_at = s.now
+    elif isinstance(result, UserTranscript) and result.final:
+        record.understood_at = s.now
 
 
 def _apply(s: SessionState, record: StageRequestRecord, result: ModelResult) -> None:
@@ -297,6 +307,8 @@ def _speech(s: SessionState, record: StageRequestRecord, result: Speech) -> None
     if response.state == "created":
         s.emit(ResponseSpeak(response_id=response.response_id))
     response.advance("content")
+    if response.clock is not None:
+        response.clock.understood_at, response.clock.answered_at = record.understood_at, record.answered_at
     if record.purpose == "resident":
         s.silence.want(s.now, response.response_id)
     samples = len(result.audio) // 2
@@ -304,6 +316,8 @@ def _speech(s: SessionState, record: StageRequestRecord, result: Speech) -> None
     if response.modality == "text":
         response.spoken.extend(result.text, 0, rate_hz, ())
         if result.text:
+            if response.clock is not None and response.clock.sent_at is None:
+                response.clock.sent_at = s.now
             s.emit(
                 ResponseText(
                     response_id=response.response_id,
@@ -462,6 +476,7 @@ def finish(
             full_text=response.spoken.text,
             audio_ms=response.spoken.audio_ms,
             metadata=response.metadata,
+            delays=response.clock.delays() if response.clock is not None else None,
             usage=msgspec.structs.replace(
                 response.usage, input_audio_ms=response.input_audio_ms, output_audio_ms=response.spoken.audio_ms
             ),

@@ -54,6 +54,8 @@ def _release_audio(s: SessionState, response: Response, entry: AudioEntry) -> bo
     item = response.item
     if item.base_ms is None:
         item.base_ms = playback.released_ms
+        if response.clock is not None:
+            response.clock.sent_at = s.now
     start_ms = item.sent_ms
     item.sent_ms += duration_ms
     playback.released_ms += duration_ms

@@ -27,6 +27,8 @@ class StageRequestRecord:
     submitted: bool = False
     held: list[ModelResult] | None = None
     held_finished: bool = False
+    understood_at: float | None = None
+    answered_at: float | None = None
     held_ms: float = 0.0  # audio among what is held
     paused: bool = False
     stages: set[int] = field(default_factory=set)

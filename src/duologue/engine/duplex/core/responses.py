@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from duologue.config.session import Modality, SessionConfig
 from duologue.engine.duplex.commands import ResponseOptions
 from duologue.engine.duplex.contracts import DuplexFence
+from duologue.engine.duplex.core.delays import AnswerClock
 from duologue.engine.duplex.core.heard import SpokenText
 from duologue.engine.duplex.core.history import Item
 from duologue.engine.duplex.core.tables import RESPONSE, advance
@@ -36,6 +37,7 @@ class Response:
     request_id: str | None = None
     spoken: SpokenText = field(default_factory=SpokenText)
     input_audio_ms: int = 0  # of the turns that it answers
+    clock: AnswerClock | None = None
     announced: bool = False  # its creation left: only then does its terminal
     calls: list[Item] = field(default_factory=list)  # functions that it asks for
     usage: Usage = field(default_factory=Usage)

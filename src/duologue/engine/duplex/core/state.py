@@ -16,6 +16,7 @@ from duologue.config.stage_config import DuplexSessionRuntimeConfig
 from duologue.engine.duplex.commands import ResponseOptions, UpdateSession
 from duologue.engine.duplex.core.audio import AudioLedger
 from duologue.engine.duplex.core.calls import ToolLedger
+from duologue.engine.duplex.core.delays import AnswerClock
 from duologue.engine.duplex.core.effects import Effect, Emit
 from duologue.engine.duplex.core.endpoint import FRAME_SAMPLES, Endpointer
 from duologue.engine.duplex.core.fences import Fences
@@ -94,6 +95,8 @@ class UserTurn:
     silence_ms: int = 0  # silence at the end of what `end` encloses
     request_id: str | None = None
     sent_to: int = 0
+    quiet_at: float | None = None  # when the last of its speech arrived, if it pauses or has paused
+    judged_at: float | None = None
     paused_at: int | None = None  # a pause began there that the model was not told of yet
     partial: str | None = None
 
@@ -118,6 +121,7 @@ class CommittedTurn:
     request_id: str | None = None
     sent_bytes: int = 0
     quiet: bool = False  # what was not sent yet holds no speech
+    clock: AnswerClock | None = None
     transcribing: str | None = None
 
     def unbind(self) -> None:
@@ -159,6 +163,7 @@ class Judgement:
     number: int
     began: int
     probability: float | None = None  # None: not answered yet
+    at: float = 0.0
 
 
 @dataclass(slots=True)

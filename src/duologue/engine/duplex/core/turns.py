@@ -9,6 +9,7 @@ from __future__ import annotations
 from duologue.config.session import SemanticVad
 from duologue.engine.duplex.commands import ResponseOptions
 from duologue.engine.duplex.core import answers, hearing, intake, interruption, pacing, resident, submission
+from duologue.engine.duplex.core.delays import AnswerClock
 from duologue.engine.duplex.core.effects import ClassifyTurn
 from duologue.engine.duplex.core.endpoint import FRAME_MS, Edge
 from duologue.engine.duplex.core.history import Item
@@ -89,6 +90,7 @@ def pause(s: SessionState, edge: Edge) -> None:
     if turn is None:
         return
     turn.paused_at = s.frame_position(_began(edge))
+    turn.quiet_at = _arrival(s, turn.paused_at - 1)
     detection = s.detection
     settings = s.config.turn_detection
     waits = detection.ahead is not None and detection.ahead.probability is None
@@ -133,24 +135,24 @@ def candidate(s: SessionState, edge: Edge) -> None:
     if ahead.probability is None:
         detection.classify = ahead.number
     else:
-        _judged(s, ahead.probability)
+        _judged(s, ahead.probability, ahead.at)
 
 
 def classified(s: SessionState, item: TurnClassified) -> None:
     """The verdict on the pause in question."""
     detection = s.detection
     if detection.ahead is not None and item.number == detection.ahead.number:
-        detection.ahead.probability = item.probability
+        detection.ahead.probability, detection.ahead.at = item.probability, s.now
         return
     if item.number != detection.classify:
         return
     detection.classify = None
-    _judged(s, item.probability)
+    _judged(s, item.probability, s.now)
     intake.drain(s)
 
 
-def _judged(s: SessionState, probability: float) -> None:
-    """The verdict on the candidate counts now."""
+def _judged(s: SessionState, probability: float, at: float) -> None:
+    """The verdict on the candidate, which came ``at`` that time, counts now."""
     endpointer = s.detection.endpointer
     turn = s.turn
     if (
@@ -160,6 +162,7 @@ def _judged(s: SessionState, probability: float) -> None:
         and probability >= endpointer.completion(s.detection.classify_silence_ms)
     ):
         endpointer.reset_speech()
+        turn.judged_at = at
         end_turn(s, turn)
 
 
@@ -269,6 +272,9 @@ def commit_turn(s: SessionState, turn: UserTurn, *, create_response: bool) -> No
         request_id=turn.request_id,
         sent_to=turn.sent_to,
         quiet=turn.heard_all(s.audio.samples(turn.silence_ms)),
+        clock=AnswerClock(
+            quiet_at=s.now if turn.quiet_at is None else turn.quiet_at, judged_at=turn.judged_at, ended_at=s.now
+        ),
     )
 
 
@@ -282,6 +288,7 @@ def commit_audio(
     request_id: str | None = None,
     sent_to: int = 0,
     quiet: bool = False,
+    clock: AnswerClock | None = None,
 ) -> None:
     """Consume ``[start, end)`` as one user item."""
     audio = s.audio.copy(start, end)
@@ -297,6 +304,7 @@ def commit_audio(
         request_id=request_id,
         sent_bytes=(sent_to - start) * 2 if request_id else 0,
         quiet=quiet,
+        clock=clock,
     )
     s.committed[item_id] = committed
     hearing.forget_settled(s)  # those whose items are not in the conversation any more
@@ -392,7 +400,7 @@ def resolve_commit_wait(s: SessionState) -> None:
     if turn is not None:
         if turn.state == "provisional":
             hearing.drop_turn_request(s, turn)
-        turn.silence_ms = 0
+        turn.silence_ms, turn.quiet_at = 0, None
         turn.end = wait.end  # the client's word: everything up to here, and nothing that came after
         if s.overlap is not None:
             interruption.settle_at_end(s, turn, kept=True)
