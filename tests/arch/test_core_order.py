@@ -9,7 +9,19 @@ CORE = Path(__file__).resolve().parents[2] / "src/duologue/engine/duplex/core"
 PACKAGE = "duologue.engine.duplex.core"
 LEDGERS = frozenset(
     {
-        *("audio", "calls", "effects", "endpoint", "fences", "heard", "history", "invariants", "items", "lease"),
+        *(
+            "audio",
+            "calls",
+            "delays",
+            "effects",
+            "endpoint",
+            "fences",
+            "heard",
+            "history",
+            "invariants",
+            "items",
+            "lease",
+        ),
         *("outbox", "overlap", "playback", "requests", "responses", "silence", "state", "tables", "tail", "words"),
     }
 )
