@@ -262,6 +262,20 @@ SESSION: Final = (
         "unit/session/test_leases.py::test_a_detached_session_waits_for_its_grace_and_no_longer",
     ),
     Limit(
+        _RUNTIME + "max_waiting_sessions",
+        "sessions",
+        "one more that finds no slot is refused (`resource_exhausted`); none: there is no waiting room",
+        'duologue_slots{state="waited_for"}',
+        "unit/session/test_waiting.py::test_the_room_is_bounded",
+    ),
+    Limit(
+        _RUNTIME + "max_wait_s",
+        "s",
+        "the wait for a slot ends with a refusal (`resource_exhausted`)",
+        'duologue_errors_total{code="resource_exhausted"}',
+        "unit/session/test_waiting.py::test_nobody_waits_longer_than_the_longest_wait",
+    ),
+    Limit(
         _RUNTIME + "rebuild_timeout_s",
         "s",
         "a session that lost a worker ends (`replica_unavailable`) if it cannot do without the place it waited for",

@@ -58,10 +58,14 @@ class DuplexSessionRuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     (null: no limit). What exceeds that is refused (``rate_limited``): one that loops must not slow the others. Turns that
     detection ends are not counted. A session that lost a replica waits up to ``rebuild_timeout_s`` for another one.
 
+    ``max_waiting_sessions``: so many may wait for a slot, each at most ``max_wait_s``; null: who finds none is refused.
+
     Raises ``ValueError`` on construction when a value is out of range.
     """
 
     max_sessions: int = 4
+    max_waiting_sessions: int | None = None
+    max_wait_s: float = 60.0
     idle_ttl_s: float | None = 300.0
     disconnect_grace_s: float = 30.0
     reaper_interval_s: float = 5.0
@@ -100,6 +104,7 @@ class DuplexSessionRuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
             "control_timeout_s",
             "submit_timeout_s",
             "rebuild_timeout_s",
+            "max_wait_s",
             "max_pending_input_bytes_per_session",
             "max_pending_turns_per_session",
             "turn_burst",
@@ -123,6 +128,10 @@ class DuplexSessionRuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"sessions.idle_ttl_s must be greater than 0 or null, got {self.idle_ttl_s!r}")
         if self.turns_per_minute is not None and not self.turns_per_minute > 0:
             raise ValueError(f"sessions.turns_per_minute must be greater than 0 or null, got {self.turns_per_minute!r}")
+        if self.max_waiting_sessions is not None and not self.max_waiting_sessions > 0:
+            raise ValueError(
+                f"sessions.max_waiting_sessions must be greater than 0 or null, got {self.max_waiting_sessions!r}"
+            )
         if self.disconnect_grace_s < 0:
             raise ValueError(f"sessions.disconnect_grace_s must not be negative, got {self.disconnect_grace_s!r}")
         self._check_placement()

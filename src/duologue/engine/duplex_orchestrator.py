@@ -118,7 +118,7 @@ class DuplexOrchestrator(Orchestrator, DuplexStagePort):
         owner_of = {name: runner.session.session_id for name, runner in runners.items() if runner is not None}
         sessions = dict.fromkeys([*owners, *owner_of.values()])
         message = f"Worker {replica_id} of stage {stage_id}, which served this session, is gone: {error}"
-        rebuilt = {name for name in sessions if manager.replica_lost(name, message, pinned=name in owners)}
+        rebuilt = {name for name in sessions if manager.recovery.lost(name, message, pinned=name in owners)}
         # What a rebuilt session left behind is cleaned on its behalf, without a word.
         failed = [request_id for request_id in request_ids if owner_of.get(request_id) not in rebuilt]
         super().on_replica_dead(stage_id, replica_id, failed, error)
@@ -219,7 +219,7 @@ class DuplexOrchestrator(Orchestrator, DuplexStagePort):
         if all(pool.stage_client is not None for pool in self.stage_pools):
             return False  # a stage said so of something else than its replicas
         pinned = self.reservations is not None and self.reservations.get(session_id) is not None
-        return self.session_manager.replica_lost(session_id, exc.message, pinned=pinned)
+        return self.session_manager.recovery.lost(session_id, exc.message, pinned=pinned)
 
     async def _cleanup_request_ids(
         self, request_ids: list[str], *, abort: bool = False, release_owners: bool = False

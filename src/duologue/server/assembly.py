@@ -106,6 +106,7 @@ async def engine(
         models=[ModelCard(id=name)],
         health=health,
         control_timeout_s=config.sessions.control_timeout_s,
+        wait_s=config.sessions.max_wait_s if config.sessions.max_waiting_sessions else 0.0,
     )
     orchestrator = DuplexOrchestrator(
         stage_pools=model.pools,
@@ -181,6 +182,7 @@ def _health(orchestrator: DuplexOrchestrator) -> EngineHealth:
         slots_limit=slots.limit,
         slots_used=slots.limit - slots.free,
         slots_quarantined=slots.quarantined,
+        sessions_waiting=slots.waiting,
         held={**slots.held, "pieces": orchestrator.held_pieces},
         acted=slots.acted,
     )

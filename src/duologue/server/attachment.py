@@ -86,6 +86,7 @@ class Attachment:
         "local_frames",
         "observe",
         "on_orphan_end",
+        "on_queued",
         "owner",
         "session_id",
         "taken",
@@ -116,6 +117,7 @@ class Attachment:
         self.local_frames = 0
         self.observe: Callable[[events.SessionEvent], None] = _ignore
         self.on_orphan_end: Callable[[Attachment], None] = _ignore
+        self.on_queued: Callable[[list[bytes]], None] = _ignore
         self._opened_by_update = opened_by_update
         self._opening = False  # the last event was the first one
         self._queue: deque[SessionEventMessage | wire.ServerEvent] = deque()
@@ -147,6 +149,9 @@ class Attachment:
             return  # nothing follows a terminal
         event = message.event
         self.observe(event)
+        if isinstance(event, events.SessionQueued):
+            self.on_queued([self.stamp(frame) for frame in self.dialect.project(event)])
+            return
         if isinstance(event, events.SessionCreated | events.SessionUpdated):
             self.config = event.config
         self._queue.append(message)

@@ -199,6 +199,8 @@ class Connection:
         attachment = self._attachment
         if state in ("live", "ending") and attachment is not None and attachment.owner is self:
             self._leave(attachment)
+        elif state == "opening" and attachment is not None:
+            self._tell(self._hub.close_message(attachment, "open_abandoned"))  # it may be waiting for a slot
         return self._drain()
 
     def shutdown(self, now: float) -> list[Action]:
@@ -208,6 +210,8 @@ class Connection:
             if attachment.terminal is None:
                 self._tell(self._hub.close_message(attachment, "shutdown"))
             return self._drain()
+        if self.state == "opening" and attachment is not None:
+            self._tell(self._hub.close_message(attachment, "shutdown"))  # it may be waiting for a slot
         if self.state == "waiting":
             self._give_up(ClientFault(ErrorCode.SHUTTING_DOWN, "The server is shutting down."), None)
         return self._drain() + self.actions(now)
@@ -280,6 +284,7 @@ class Connection:
             self._give_up(fault, self._cause)
             return
         self._attachment = attachment
+        attachment.on_queued = self._queued
         self._deadline = None
         self.state = "opening"
         message = OpenSession(
@@ -291,6 +296,12 @@ class Connection:
         )
         self._asked = message
         self._actions.append(Ask(message))
+
+    def _queued(self, frames: list[bytes]) -> None:
+        """The session waits for a slot; where the dialect can tell, the client hears its place."""
+        if self.state == "opening":
+            self._out.extend(frames)
+            self.wake()
 
     def _first_config(self, event: client.SessionUpdate | None) -> SessionConfig:
         base = dialect_defaults(self._hub.defaults, self._hello.dialect)

@@ -38,6 +38,8 @@ class DuplexDialect(GaDialect):
                 return [wire.HeartbeatAck()]
             case events.TurnSignalled():
                 return [wire.TurnEvent(event=event.name)]
+            case events.SessionQueued():
+                return [_queued(event)]
             case events.SessionRecovered():
                 return [wire.SessionRecovered(epoch=event.epoch, placement_generation=event.placement)]
             case events.SessionClosed():
@@ -57,6 +59,11 @@ class DuplexDialect(GaDialect):
     def _expired(self, event: events.SessionExpired) -> Frames:
         frames = self._responses.abandon(ErrorCode.INTERNAL_ERROR)
         return [*frames, wire.SessionExpired(reason=event.reason, slot_released=event.slot_released)]
+
+
+def _queued(event: events.SessionQueued) -> wire.SessionQueued:
+    wait_s = UNSET if event.estimated_wait_s is None else event.estimated_wait_s
+    return wire.SessionQueued(position=event.position, estimated_wait_s=wait_s)
 
 
 def _overlap(event: events.OverlapDecided) -> wire.OverlapDecision:

@@ -113,6 +113,7 @@ class GaDialect:
                 | events.HeartbeatAcknowledged()
                 | events.TurnSignalled()
                 | events.SessionRecovered()
+                | events.SessionQueued()
                 | events.StopMeasured()
             ):
                 return []
@@ -176,6 +177,7 @@ DialectsOwn = (
     | events.HeartbeatAcknowledged
     | events.TurnSignalled
     | events.SessionRecovered
+    | events.SessionQueued
     | events.StopMeasured
     | events.SessionClosed
     | events.SessionExpired

@@ -69,6 +69,7 @@ class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
     slots_limit: int = 0
     slots_used: int = 0
     slots_quarantined: int = 0
+    sessions_waiting: int = 0
     held: Mapping[str, int] = {}
     acted: Mapping[str, int] = {}
 
@@ -155,13 +156,16 @@ class EngineFront:
         models: Sequence[ModelCard],
         health: Callable[[], EngineHealth],
         control_timeout_s: float = CONTROL_TIMEOUT_S,
+        wait_s: float = 0.0,
     ) -> None:
+        """``wait_s``: so much longer a session may take to open, because it may have to wait for a slot."""
         self.outputs = _Queue(self._output)
         self.results = _Queue(self._result)
         self._runtime = runtime
         self._models = tuple(models)
         self._health = health
         self._timeout_s = control_timeout_s
+        self._wait_s = wait_s
         self._orchestrator: Orchestrator | None = None
         self._sinks: dict[str, SessionSink] = {}
         self._numbers: dict[str, int] = {}
@@ -188,7 +192,8 @@ class EngineFront:
             self._orchestrator.post(message)
 
     async def control(self, message: ControlMessage) -> object:
-        return await self._ask(message.control_id, message)
+        longer_s = self._wait_s if isinstance(message, OpenSession) else 0.0
+        return await self._ask(message.control_id, message, longer_s)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Stop ordinary requests at every stage; returns when they are. Raises :class:`DuologueError`."""
@@ -196,14 +201,14 @@ class EngineFront:
         control_id = f"abort-{self._aborts}"
         await self._ask(control_id, AbortRequest(request_ids=tuple(request_ids), control_id=control_id))
 
-    async def _ask(self, control_id: str, message: EngineQueueMessage) -> object:
+    async def _ask(self, control_id: str, message: EngineQueueMessage, longer_s: float = 0.0) -> object:
         if self._dead or self._orchestrator is None:
             raise SessionFault(ErrorCode.ENGINE_DEAD, ERRORS[ErrorCode.ENGINE_DEAD].summary)
         answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._waiting[control_id] = answer
         self._orchestrator.post(message)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout_s + longer_s):
                 return await answer
         except TimeoutError:
             raise StageFault(

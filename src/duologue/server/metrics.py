@@ -140,6 +140,7 @@ class ServerMetrics:
         self._slots.labels("limit").set(health.slots_limit)
         self._slots.labels("used").set(health.slots_used)
         self._slots.labels("quarantined").set(health.slots_quarantined)
+        self._slots.labels("waited_for").set(health.sessions_waiting)
         for pool in health.pools:
             self._replicas.labels(pool.name, "all").set(pool.replicas)
             self._replicas.labels(pool.name, "available").set(pool.available)

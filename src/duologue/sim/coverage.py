@@ -41,6 +41,7 @@ EXPECTED: Final = (
     "listen.continuation_limit",
     "replica.death",
     "session.recovered",
+    "session.queued",
     "slot.quarantined",
 )
 """Names that a long run must not leave at zero (beside the features of the swarm)."""

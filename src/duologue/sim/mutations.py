@@ -141,8 +141,8 @@ _SLOTS: Final = (
         "one slot too many",
         "sessions never exceed the limit",
         f"{_SHELL}.manager:DuplexSessionManager._admit",
-        "if len(self._registry) >= limit:",
-        "if len(self._registry) > limit:",
+        "if len(self._registry) >= limit or",
+        "if len(self._registry) > limit or",
     ),
 )
 _CLEANING: Final = (

@@ -14,7 +14,7 @@ from typing import Final
 
 from duologue.config.session import SessionConfig
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
-from duologue.engine.duplex.events import SessionClosed, SessionCreated, SessionExpired
+from duologue.engine.duplex.events import SessionClosed, SessionCreated, SessionExpired, SessionQueued
 from duologue.engine.duplex.messages import OpenSession, OutputInvalidated, SessionCommand, SessionEventMessage
 from duologue.engine.duplex_orchestrator import DuplexOrchestrator
 from duologue.engine.messages import EngineQueueMessage, ErrorMessage, OutputMessage, ResultMessage, Shutdown
@@ -87,6 +87,7 @@ class Site:
             models=[ModelCard(id=MODEL)],
             health=self._health,
             control_timeout_s=self.config.control_timeout_s,
+            wait_s=self.config.max_wait_s if self.config.max_waiting_sessions else 0.0,
         )
         self.orchestrator = DuplexOrchestrator(
             stage_pools=[self._pool(stage) for stage in range(len(self.replicas))],
@@ -140,6 +141,8 @@ class Site:
 
     def _output(self, message: EngineQueueMessage) -> None:
         match message:
+            case SessionEventMessage(event=SessionQueued()):
+                self.trace.count("session.queued")  # it is none yet
             case SessionEventMessage():
                 self.seen.event(message.session_id, message.number, message.event)
                 if isinstance(message.event, SessionClosed | SessionExpired):

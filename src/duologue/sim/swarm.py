@@ -88,6 +88,7 @@ FEATURES: Final[Mapping[str, float]] = {
     "witness": 0.15,
     "rebuild": 0.4,
     "tools": 0.2,
+    "queue": 0.25,
 }
 NAMES: Final = ("ann", "bob", "cyd", "dot", "eve")
 
@@ -184,6 +185,9 @@ class Swarm:
         if "groups" in self.on:
             settings["replica_policy"] = "least_sessions"
             settings["max_sessions_per_replica"] = dice.choice((1, 2, 8)) if "witness" not in self.on else 8
+        if "queue" in self.on:
+            room = self.dice("queue")
+            settings |= {"max_waiting_sessions": room.choice((1, 2, 8)), "max_wait_s": room.choice((1.0, 20.0))}
         if "tiny" in self.on:
             tight: dict[str, tuple[int, ...]] = {
                 "max_pending_input_bytes_per_session": (8_000, 40_000, 120_000),

@@ -254,6 +254,11 @@ class HeartbeatAck(ServerEvent, frozen=True, kw_only=True, tag="session.heartbea
     pass
 
 
+class SessionQueued(ServerEvent, frozen=True, kw_only=True, tag="session.queued"):
+    position: int
+    estimated_wait_s: float | UnsetType = UNSET
+
+
 class SessionRecovered(ServerEvent, frozen=True, kw_only=True, tag="session.recovered"):
     epoch: int
     placement_generation: int
@@ -340,6 +345,7 @@ DuplexServerEvent = (
     | PlaybackAcknowledged
     | HeartbeatAck
     | TurnEvent
+    | SessionQueued
     | SessionRecovered
     | SessionResumed
     | SessionReplaced

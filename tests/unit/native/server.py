@@ -117,7 +117,8 @@ class Host:
         client.die(ConnectionError(why))
 
     @asynccontextmanager
-    async def talker(self, query: str = "") -> AsyncIterator[Talker]:
+    async def talker(self, query: str = "", *, opened: bool = True) -> AsyncIterator[Talker]:
+        """A connection; ``opened``: with its session."""
         self._numbers += 1
         pipe = Pipe(self.runtime, Link(), lambda: 0.0, f"client-{self._numbers}")
         scope = {
@@ -140,7 +141,8 @@ class Host:
         talker = Talker(self.runtime, pipe)
         reading = self.runtime.spawn(talker.read(), name=f"{pipe.name} reads")
         try:
-            await talker.until("session.created")
+            if opened:
+                await talker.until("session.created")
             yield talker
         finally:
             pipe.client.hang_up()

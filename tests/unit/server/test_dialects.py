@@ -312,6 +312,7 @@ def test_duplex_shows_decisions_and_ga_does_not() -> None:
         events.HeartbeatAcknowledged(),
         events.TurnSignalled(name="thinking"),
         events.SessionRecovered(epoch=2, placement=1),
+        events.SessionQueued(position=2, estimated_wait_s=1.5),
         events.StopMeasured(response_id="r", onset_to_last_audio_s=0.2, decision_to_last_audio_s=None),
     )
     assert ga().say(*said) == []

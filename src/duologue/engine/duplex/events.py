@@ -317,6 +317,13 @@ class TurnSignalled(_Event, frozen=True, kw_only=True):
     name: str
 
 
+class SessionQueued(_Event, frozen=True, kw_only=True):
+    """No slot is free: the session waits, as number ``position``. ``estimated_wait_s`` ``None``: nobody can tell yet."""
+
+    position: int
+    estimated_wait_s: float | None = None
+
+
 class SessionRecovered(_Event, frozen=True, kw_only=True):
     """A worker of the session was lost and the session goes on at another one. ``placement`` counts from 1."""
 
@@ -372,6 +379,7 @@ SessionEvent = (
     | PlaybackAcknowledged
     | HeartbeatAcknowledged
     | TurnSignalled
+    | SessionQueued
     | SessionRecovered
     | StopMeasured
     | SessionClosed

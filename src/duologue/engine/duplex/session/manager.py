@@ -27,7 +27,7 @@ from duologue.engine.duplex.commands import AppendAudio
 from duologue.engine.duplex.contracts import DuplexStagePort
 from duologue.engine.duplex.core import items
 from duologue.engine.duplex.core.session import DuplexEngineSession
-from duologue.engine.duplex.events import ErrorRaised, SessionClosed, SessionEvent, SessionExpired, SessionTerminal
+from duologue.engine.duplex.events import ErrorRaised, SessionEvent
 from duologue.engine.duplex.plugin import DuplexModelPlugin
 from duologue.engine.duplex.session.context import CloseKind
 from duologue.engine.duplex.session.detection import DetectionService
@@ -35,6 +35,7 @@ from duologue.engine.duplex.session.model_channel import PluginFault
 from duologue.engine.duplex.session.recovery import SessionRecovery
 from duologue.engine.duplex.session.registry import SessionHealth, SessionRecord, SessionRegistry
 from duologue.engine.duplex.session.runner import DuplexSessionRunner
+from duologue.engine.duplex.session.waiting import WaitingRoom
 from duologue.engine.messages import EngineQueueMessage, ResultMessage
 from duologue.engine.orchestrator import MessageSink
 from duologue.errors import AdmissionFault, ClientFault, DuologueError, ErrorCode
@@ -78,7 +79,8 @@ class DuplexSessionManager:
         self.runtime: Runtime = AsyncioRuntime() if runtime is None else runtime
         self.detection = detection
         self._registry = SessionRegistry()
-        self._recovery = SessionRecovery(stage_port, self.runtime, self._registry.open_runner)
+        self.recovery = SessionRecovery(stage_port, self.runtime, self._registry.open_runner)
+        self._waiting = WaitingRoom(self.runtime, runtime_config, self.dispatch, self._refuse, self._put)
         self._leaving: dict[str, SessionRecord] = {}
         self._stopping = False
         self.engine_fault: ErrorCode | None = None
@@ -155,7 +157,13 @@ class DuplexSessionManager:
     # Admission
 
     def _open(self, msg: messages.OpenSession) -> None:
-        self._admit(msg.session_id)
+        try:
+            self._admit(msg)
+        except AdmissionFault as full:
+            if full.code is not ErrorCode.RESOURCE_EXHAUSTED:
+                raise
+            self._waiting.join(msg, full)
+            return
         record = SessionRecord(msg.session_id, resumable=msg.resumable)
         self._registry.add(record)
         try:
@@ -170,13 +178,13 @@ class DuplexSessionManager:
         )
         self._succeed(msg.control_id, value)
 
-    def _admit(self, session_id: str) -> None:
-        limit = self.runtime_config.max_sessions
+    def _admit(self, msg: messages.OpenSession) -> None:
+        limit, session_id = self.runtime_config.max_sessions, msg.session_id
         if self._stopping:
             raise AdmissionFault(ErrorCode.SHUTTING_DOWN, "The server is shutting down; connect to another one.")
         if self._registry.get(session_id) is not None:
             raise AdmissionFault(ErrorCode.SESSION_EXISTS, f"Session {session_id} exists; choose another id.")
-        if len(self._registry) >= limit:
+        if len(self._registry) >= limit or self._waiting.must_wait(msg):
             raise AdmissionFault(
                 ErrorCode.RESOURCE_EXHAUSTED, f"All {limit} session slots are taken; try again when one is free."
             )
@@ -267,6 +275,7 @@ class DuplexSessionManager:
 
     def _close(self, msg: messages.CloseSessionMessage, record: SessionRecord | None) -> None:
         if record is None or record.phase == "quarantined":
+            self._waiting.leave(msg.session_id)
             self._succeed(msg.control_id, None)
             return
         record.closers.append(msg.control_id)
@@ -283,7 +292,7 @@ class DuplexSessionManager:
         if record.phase != "open" or runner is None:
             return
         record.phase = "closing"
-        self._recovery.forget(record.session_id)
+        self.recovery.forget(record.session_id)
         record.kind, record.reason, record.fault = kind, reason, fault
         deadline = self.runtime.now() + self.runtime_config.close_timeout_s
         record.close_timer = self.runtime.call_at(deadline, self._close_timed_out, record)
@@ -305,6 +314,7 @@ class DuplexSessionManager:
         self._registry.remove(record)
         self._leaving[session_id] = record
         self.stage_port.release_session(session_id)
+        self._waiting.departed()
         if record.close_timer is not None:
             record.close_timer.cancel()
             record.close_timer = None
@@ -321,13 +331,8 @@ class DuplexSessionManager:
         runner = record.runner
         assert runner is not None
         record.terminal_sent = True
-        event: SessionTerminal
-        if record.kind == "closed":
-            event = SessionClosed(reason=record.reason, slot_released=slot_released, fault=record.fault)
-        else:
-            event = SessionExpired(reason=record.reason, slot_released=slot_released)
         try:
-            runner.ending.send_claimed(event)
+            runner.ending.send_claimed(record.terminal(slot_released))
         except Exception:
             # Whoever waits for this end must not wait for ever because the way out is broken.
             logger.exception("The terminal could not be sent", extra={"session_id": record.session_id})
@@ -338,12 +343,6 @@ class DuplexSessionManager:
         for msg in waiting:
             self.dispatch(msg)
         self._terminal_sent.set()
-
-    # Lost replicas
-
-    def replica_lost(self, session_id: str, message: str, *, pinned: bool) -> bool:
-        """A replica that the session used is gone; true if it goes on: it has left its requests behind."""
-        return self._recovery.lost(session_id, message, pinned=pinned)
 
     # Requests of sessions
 
@@ -445,6 +444,7 @@ class DuplexSessionManager:
 
     def reap(self) -> None:
         """One round of the reaper. A session that fails in it fails alone."""
+        self._waiting.call()
         for record in self._registry.records():
             try:
                 self._reap_one(record)
@@ -468,6 +468,7 @@ class DuplexSessionManager:
         The terminals tell of :attr:`engine_fault`, if the engine stops for one and not because it was asked to.
         """
         self._stopping = True
+        self._waiting.close()
         records = self._registry.records()
         fault = self.engine_fault
         for record in records:
@@ -491,8 +492,9 @@ class DuplexSessionManager:
 
     def health(self) -> SessionHealth:
         """Slots by what holds them."""
-        return self._registry.health(self.runtime_config.max_sessions)
+        return self._registry.health(self.runtime_config.max_sessions, len(self._waiting))
 
     def tables(self) -> Mapping[str, int]:
         """Sizes of everything that must be empty at quiescence, by name."""
-        return {**self._registry.tables(), "leaving_sessions": len(self._leaving), "unplaced": len(self._recovery)}
+        waiting = {"unplaced": len(self.recovery), "waiting": len(self._waiting)}
+        return {**self._registry.tables(), "leaving_sessions": len(self._leaving), **waiting}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from duologue.clock import TimerHandle
+from duologue.engine.duplex.events import SessionClosed, SessionExpired, SessionTerminal
 from duologue.engine.duplex.messages import DuplexMessage
 from duologue.engine.duplex.session.context import CloseKind
 from duologue.errors import ErrorCode
@@ -51,6 +52,12 @@ class SessionRecord:
         """Whether its close has begun and its terminal has not left."""
         return self.phase == "closing" and not self.terminal_sent
 
+    def terminal(self, slot_released: bool) -> SessionTerminal:
+        """The event with which it ends."""
+        if self.kind == "closed":
+            return SessionClosed(reason=self.reason, slot_released=slot_released, fault=self.fault)
+        return SessionExpired(reason=self.reason, slot_released=slot_released)
+
 
 class SessionHealth(msgspec.Struct, frozen=True, kw_only=True):
     """Slots by what holds them, and what stages may still hold for sessions that let go of it.
@@ -65,6 +72,7 @@ class SessionHealth(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: int
     requests: int
     unclean_requests: int
+    waiting: int = 0
     held: Mapping[str, int] = {}
     acted: Mapping[str, int] = {}
 
@@ -146,12 +154,13 @@ class SessionRegistry:
         record = self._sessions.get(session_id)
         return record.runner if record is not None and record.phase == "open" else None
 
-    def health(self, limit: int) -> SessionHealth:
+    def health(self, limit: int, waiting: int = 0) -> SessionHealth:
         """Slots by what holds them, ``limit`` in all."""
         records = self.records()
         phases = [record.phase for record in records]
         return SessionHealth(
             limit=limit,
+            waiting=waiting,
             admitting=phases.count("admitting"),
             open=phases.count("open"),
             closing=phases.count("closing"),
