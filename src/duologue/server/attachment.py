@@ -163,9 +163,14 @@ class Attachment:
             self.on_orphan_end(self)
 
     def push(self, frame: wire.ServerEvent) -> None:
-        """Queue a frame of the server's own, behind what is there."""
+        """Queue a frame of the server's own, behind what is there, but before the terminal: nothing follows that."""
+        if self.terminal is None:
+            self._queue.append(frame)
+        elif self._queue:
+            self._queue.insert(len(self._queue) - 1, frame)
+        else:
+            return  # the terminal is on its way
         self.local_frames += 1
-        self._queue.append(frame)
 
     def take(self, now: float) -> bytes | None:
         """The next frame, which from now on counts as handed to the socket; ``None`` if there is none."""

@@ -445,3 +445,15 @@ def test_every_update_gets_one_reply_even_an_empty_one() -> None:
     for session in ({}, {"tracing": None}, {"type": "realtime", "tracing": "auto", "truncation": "auto"}):
         assert [frame["type"] for frame in client.send("session.update", session=session)] == ["session.updated"]
     assert json.dumps(client.frames[-1]["session"]) == json.dumps(client.frames[0]["session"])
+
+
+def test_a_command_that_is_too_late_is_refused_before_the_terminal_and_not_behind_it() -> None:
+    world = World()
+    client = world.connect("/v1/realtime?duplex=1")
+    client.send("session.update", session={})
+    client.reading = False
+    client.say(events.SessionClosed(reason="shutdown", slot_released=True))
+    client.send("session.heartbeat", event_id="late")
+    client.reading = True
+    client.pump()
+    assert client.types[-2:] == ["error", "session.closed"]
