@@ -15,7 +15,7 @@ from duologue.config.pipeline import RayPlacement
 from duologue.engine.stages.process import WorkerSpec
 from duologue.engine.stages.ray_client import RayClient
 
-SPEC = WorkerSpec(factory="", name="actor", close_timeout_s=10.0, start_timeout_s=60.0)
+SPEC = WorkerSpec(factory="", name="actor", close_timeout_s=10.0, start_timeout_s=180.0)
 
 
 @dataclass(frozen=True)
