@@ -137,7 +137,7 @@ class StageError(msgspec.Struct, frozen=True):
     message: str
 
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "content_filter", "abort", "error"]
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):

@@ -47,7 +47,7 @@ def run_talk(options: TalkOptions) -> int:
             f"no answer within {options.timeout_s:.0f} s",
             "is there speech in the file? `--fast` ends the turn at the end of the file, whatever a detector thinks",
         )
-    return 0 if outcome.status == "completed" and outcome.audio else 1
+    return 0 if outcome.status in ("completed", "incomplete") and outcome.audio else 1
 
 
 async def _talk(options: TalkOptions, pcm16: bytes, rate_hz: int) -> Outcome:

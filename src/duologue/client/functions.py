@@ -125,7 +125,7 @@ class FunctionCalls:
         if one is None:
             return
         one.over = True
-        if event.response.status != "completed":
+        if event.response.status not in ("completed", "incomplete"):
             del self._rounds[event.response.id]
             for task in one.tasks.values():
                 task.cancel()

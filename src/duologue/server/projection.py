@@ -27,6 +27,7 @@ from duologue.wire.objects import DurationUsage, ErrorBody, Item
 
 MAX_DELTA_BYTES: Final = 480_000  # of audio: 640,000 characters of base64; whole samples in every format
 MAX_TEXT_CHARS: Final = 150_000
+_SENT_WHOLE: Final = ("completed", "incomplete")  # an end after all that the model said
 
 Frames = list[wire.ServerEvent]
 
@@ -168,7 +169,7 @@ class ResponseProjection:
         if response is None:
             return []
         frames: Frames = []
-        if event.item is not None and event.status == "completed":
+        if event.item is not None and event.status in _SENT_WHOLE:
             frames += self._announce(response)
         output: list[Item] = []
         output += [item_object(call) for call in event.calls]
@@ -263,7 +264,7 @@ class ResponseProjection:
     def _closing(self, response: _OpenResponse, event: events.ResponseDone, item: Item) -> Frames:
         created = response.event
         frames: Frames = []
-        if response.encoder is not None and event.status in ("completed", "incomplete"):
+        if response.encoder is not None and event.status in _SENT_WHOLE:
             frames += self._deltas(response, response.encoder.flush())
         text = _final_text(response, event)
         response_id, item_id, index = created.response_id, created.item_id, response.index
@@ -312,7 +313,7 @@ def item_frames(style: Style, item: Item, previous_item_id: str | None, *, done:
 
 def _final_text(response: _OpenResponse, event: events.ResponseDone) -> str:
     """What the closing frames call the text: all that was sent, or, after a cut, what may have been heard."""
-    if event.status == "completed" or event.item is None:
+    if event.status in _SENT_WHOLE or event.item is None:
         return "".join(response.sent) or event.full_text
     return " ".join(events.part_text(part) for part in event.item.parts)
 

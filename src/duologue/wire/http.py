@@ -145,7 +145,7 @@ class SpokenAnswer(msgspec.Struct, frozen=True, kw_only=True):
     transcript: str
 
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "content_filter"]
 
 
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,8 +1,8 @@
 """A small OpenAI-compatible server on a loopback socket, which does what the text of a request says.
 
-Chat obeys the last user message: ``echo TEXT``, ``count N``, ``flood`` (until the client goes), ``raise CODE``, ``mute``,
-``hang``, ``refuse STATUS``, ``drop`` (the connection, in mid-answer), ``garbage``, ``trail`` (off without an end), ``call
-NAME ARGUMENTS`` (until a result has come). Speech makes 10 ms of audio per character; a transcription tells what was
+Chat obeys the last user message: ``echo TEXT``, ``filter TEXT`` (the same, ended by a filter), ``count N``, ``flood`` (until
+the client goes), ``raise CODE``, ``mute``, ``hang``, ``refuse STATUS``, ``drop`` (the connection, in mid-answer), ``garbage``,
+``trail`` (off without an end), ``call NAME ARGUMENTS`` (until a result has come). Speech makes 10 ms of audio per character; a transcription tells what was
 uploaded. All that is known of a connection is kept, so that a test can ask whether it was closed.
 """
 
@@ -126,6 +126,9 @@ async def _answer(seen: Seen, writer: asyncio.StreamWriter) -> bool:
             return await _plain(writer, 404, {"error": {"code": "no_such_path"}})
 
 
+_ENDS = {"count": "length", "filter": "content_filter"}
+
+
 async def _chat(seen: Seen, writer: asyncio.StreamWriter) -> bool:
     asked = [message["content"] for message in seen.json["messages"] if message["role"] == "user"]
     verb, _, rest = asked[-1].partition(" ")
@@ -141,7 +144,7 @@ async def _chat(seen: Seen, writer: asyncio.StreamWriter) -> bool:
         await asyncio.sleep(0)
     if verb == "raise":
         await _event(writer, {"error": {"code": rest, "message": f"you said {asked[-1]}"}})
-    await _event(writer, {"choices": [{"delta": {}, "finish_reason": "length" if verb == "count" else "stop"}]})
+    await _event(writer, {"choices": [{"delta": {}, "finish_reason": _ENDS.get(verb, "stop")}]})
     usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
     await _event(writer, {"choices": [], "usage": usage})
     await _chunk(writer, b"data: [DONE]\n\n")
@@ -166,7 +169,7 @@ async def _call(seen: Seen, writer: asyncio.StreamWriter, name: str, arguments: 
 def _script(verb: str, rest: str, turn: int) -> Iterator[str]:
     """The deltas of an answer."""
     match verb:
-        case "echo":
+        case "echo" | "filter":
             yield rest
         case "count":
             yield from (f"{turn}.{number}" for number in range(int(rest)))

@@ -10,14 +10,23 @@ import pytest
 
 from duologue.config.session import SessionConfig
 from duologue.engine.duplex.contracts import DuplexFence, DuplexOutputContext, DuplexRequestIdentity
-from duologue.engine.duplex.results import FunctionCall, Speech, TokensUsed, TurnEnded
+from duologue.engine.duplex.results import CutReason, CutShort, FunctionCall, Speech, TokensUsed, TurnEnded
 from duologue.models.cascade.chat import ChatMessage as CascadeMessage
 from duologue.models.cascade.chat import Role
 from duologue.models.cascade.context import fit_history
 from duologue.models.cascade.edges import RESPOND, SPEAK
 from duologue.models.cascade.pipeline import cascade_pipeline, on_endpoint
 from duologue.models.cascade.plugin import CascadePlugin
-from duologue.outputs import ChatMessage, Image, NamedTool, ToolCall, ToolDefinition, ToolMenu
+from duologue.outputs import (
+    ChatMessage,
+    FinishReason,
+    Image,
+    NamedTool,
+    RequestOutput,
+    ToolCall,
+    ToolDefinition,
+    ToolMenu,
+)
 from tests.integration.backends.endpoint import FakeEndpoint, fake_endpoint
 from tests.integration.backends.replica import PATIENCE_S
 from tests.integration.backends.test_http import request, running
@@ -117,9 +126,24 @@ def test_the_cascade_reports_calls_and_counts_whether_it_speaks_or_writes(spoken
     assert unfinished.results == ()
 
 
-def request_output(*, finished: bool):  # type: ignore[no-untyped-def]
-    from duologue.outputs import RequestOutput
+@pytest.mark.parametrize("spoken", [True, False])
+@pytest.mark.parametrize(
+    ("ends", "reason"), [("length", "max_output_tokens"), ("content_filter", "content_filter"), ("stop", None)]
+)
+def test_the_cascade_reports_an_answer_that_was_not_finished(
+    ends: FinishReason, reason: CutReason | None, spoken: bool
+) -> None:
+    plugin = CascadePlugin()
+    output = msgspec.structs.replace(request_output(finished=True), finish_reason=ends)
+    decision = plugin.decide(
+        plugin.create_session_state(SessionConfig()), RESPOND, output, context(SPEAK if spoken else RESPOND)
+    )
+    told = [result.reason for result in decision.results if isinstance(result, CutShort)]
+    assert told == ([reason] if reason else [])
+    assert decision.forward == spoken
 
+
+def request_output(*, finished: bool) -> RequestOutput:
     return RequestOutput(
         request_id="r",
         text="Wait.",

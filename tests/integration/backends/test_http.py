@@ -79,6 +79,17 @@ def play(scenario: Callable[[FakeEndpoint], Coroutine[object, object, None]]) ->
     asyncio.run(whole())
 
 
+def test_an_endpoint_that_filters_says_so() -> None:
+    async def scenario(fake: FakeEndpoint) -> None:
+        async with running(configured("ChatStage", fake, model="tiny")) as one:
+            await one.client.submit(request("r", messages=(ChatMessage("user", "filter So far"),)))
+            await one.sink.until(lambda: one.sink.ended("r"))
+            assert one.sink.of("r")[-1].finish_reason == "content_filter"
+            assert "".join(output.text for output in one.sink.of("r")) == "So far"
+
+    play(scenario)
+
+
 def test_a_chat_request_says_what_the_api_expects(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_KEY", "key-123")
 

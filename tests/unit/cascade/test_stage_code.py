@@ -78,6 +78,7 @@ class Told:
     asked: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
     read: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
     read_done: threading.Event = field(default_factory=threading.Event)
+    reason: FinishReason = FinishReason.STOP
     begun: threading.Event = field(default_factory=threading.Event)
     hold: threading.Event | None = None  # the answer to "how are you?" waits for it after its first piece
     ends: queue.SimpleQueue[tuple[str, FinishReason]] = field(default_factory=queue.SimpleQueue)
@@ -96,7 +97,7 @@ class Told:
     ) -> Completion:
         self.asked.append((slot, tuple(message.content for message in messages)))
         said: list[str] = []
-        reason = FinishReason.STOP
+        reason = self.reason
         for piece in self.pieces:
             said.append(piece)
             if cancelled() or on_text(piece):
@@ -298,3 +299,15 @@ def test_the_least_recent_conversation_gives_way() -> None:
     assert slots.take("c") == 1
     assert slots.take("a") == 0
     assert slots.used(0) and slots.used(1)
+
+
+@pytest.mark.parametrize(("reason", "told"), [(FinishReason.LENGTH, "length"), (FinishReason.STOP, "stop")])
+@pytest.mark.parametrize("deltas", [False, True])
+def test_the_last_output_says_why_the_answer_ended(
+    reason: FinishReason, told: str, deltas: bool, stage: tuple[RespondStage, Told]
+) -> None:
+    made, model = stage
+    model.reason = reason
+    outputs = run(made, StagePrompt(messages=(ChatMessage("user", "hello"),), options={"deltas": deltas}))
+    assert [output.finish_reason for output in outputs] == [None] * (len(outputs) - 1) + [told]
+    assert outputs[-1].finished

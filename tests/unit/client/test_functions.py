@@ -86,15 +86,16 @@ async def test_the_model_goes_on_when_every_result_is_there_and_the_response_is_
         await closing(socket)
 
 
+@pytest.mark.parametrize("status", ["completed", "incomplete"])
 @virtual
-async def test_a_response_that_is_over_waits_for_its_function() -> None:
+async def test_a_response_that_is_over_waits_for_its_function(status: str) -> None:
     one, functions = desk()
     server = ScriptedServer()
     task = background(accept(server))
     async with joined(server, functions=functions):
         socket = await task
         calls(socket, "r", "c1")
-        socket.tell("response.done", response=response_object("r", "completed"))
+        socket.tell("response.done", response=response_object("r", status))
         await asyncio.sleep(5.0)
         assert CREATE not in socket.types()
         one.open.set()

@@ -29,7 +29,7 @@ from duologue.engine.duplex.events import (
     ResponseDone,
     ResponseText,
 )
-from duologue.engine.duplex.results import FunctionCall, ModelFailed, Speech, TokensUsed, TurnEnded
+from duologue.engine.duplex.results import CutShort, FunctionCall, ModelFailed, Speech, TokensUsed, TurnEnded
 from duologue.errors import ErrorCode
 from duologue.outputs import ToolDefinition
 from tests.unit.core.harness import CASCADE, MANUAL, NATIVE, World, audio
@@ -266,3 +266,13 @@ def test_voice_and_format_of_one_response() -> None:
         "response.audio.output.voice",
     )
     assert world.core.config.voice == "a"
+
+
+def test_one_that_the_model_did_not_finish_is_incomplete() -> None:
+    world = World(MANUAL)
+    world.send(SAID)
+    submit = aside(world)
+    world.speak(Speech(text="A "), CutShort(reason="max_output_tokens"), request_id=submit.request_id)
+    says(world, submit, "greeting")
+    done = world.last(ResponseDone)
+    assert (done.status, done.reason, done.item.status) == ("incomplete", "max_output_tokens", "incomplete")

@@ -8,6 +8,7 @@ from duologue.config.session import ServerVad, SessionConfig, SessionPatch
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
 from duologue.engine.duplex.commands import (
     AckPlayback,
+    CancelResponse,
     ClearAudio,
     ClearOutput,
     CommitAudio,
@@ -28,7 +29,7 @@ from duologue.engine.duplex.events import (
     ResponseText,
     SpeechStopped,
 )
-from duologue.engine.duplex.results import TurnEnded, UserTranscript
+from duologue.engine.duplex.results import CutReason, CutShort, TurnEnded, UserTranscript
 from duologue.errors import ErrorCode
 from tests.unit.core.harness import MANUAL, VAD, World, audio, speech
 
@@ -228,3 +229,38 @@ def test_field_F22_speech_that_goes_on_after_the_longest_turn_is_the_next_one() 
     world.say("S" * 100 + "." * 20)
     first, second = world.of(InputCommitted)
     assert first.item.parts[0].duration_ms + second.item.parts[0].duration_ms == 116 * 32
+
+
+@pytest.mark.parametrize("reason", ["max_output_tokens", "content_filter"])
+@pytest.mark.parametrize("spoken", [True, False])
+def test_an_answer_that_the_model_did_not_finish_is_incomplete_and_says_why(reason: CutReason, spoken: bool) -> None:
+    world = asked(ResponseOptions(modality="audio" if spoken else "text"))
+    world.speak(CutShort(reason=reason))
+    assert not world.of(ResponseDone), "its voice may still be at work"
+    world.speak(speech("As far as it", 500), TurnEnded(), finished=True)
+    world.advance(2)
+    (done,) = world.of(ResponseDone)
+    assert (done.status, done.reason, done.error) == ("incomplete", reason, None)
+    assert done.item is not None and done.item.status == "incomplete" and done.full_text == "As far as it"
+    world.send(CreateResponse())
+    assert len(world.of(ResponseCreated)) == 2
+
+
+def test_a_cancel_of_an_answer_that_was_not_to_be_finished_is_a_cancel() -> None:
+    world = asked(ResponseOptions())
+    world.speak(CutShort(reason="max_output_tokens"), speech("As far as it", 9_000), TurnEnded(), finished=True)
+    world.send(CancelResponse())
+    assert (world.last(ResponseDone).status, world.last(ResponseDone).reason) == ("cancelled", "client_cancelled")
+
+
+def test_what_was_sent_of_an_unfinished_answer_is_kept_where_all_that_is_sent_counts_as_heard() -> None:
+    kept = []
+    for cut in ((), (CutShort(reason="max_output_tokens"),)):
+        world = asked(ResponseOptions(), SessionConfig(playback_commit_policy="commit_all_on_done"))
+        world.speak(speech("As far as it goes", 800), *cut, TurnEnded(), finished=True)
+        world.advance(0.5)
+        assert world.of(ResponseDone)
+        world.send(ClearOutput())
+        (item,) = [item for item in world.state.history.items if item.role == "assistant"]
+        kept.append(item.heard_text())
+    assert kept == ["As far as it goes"] * 2

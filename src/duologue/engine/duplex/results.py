@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
-from duologue.outputs import AudioMark
+from duologue.outputs import AudioMark, RequestOutput
+
+CutReason = Literal["max_output_tokens", "content_filter"]
 
 
 class UserTranscript(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -37,6 +41,15 @@ class TurnEnded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The model finished its turn. ``model_turn_id`` is given by models that number their turns."""
 
     model_turn_id: int | None = None
+
+
+class CutShort(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The answer ends, or ended, before the model had said all of it: its terminal is ``incomplete`` and says why.
+
+    Report it before ``TurnEnded``, or with the last output of whichever stage knows.
+    """
+
+    reason: CutReason
 
 
 class FunctionCall(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -73,7 +86,9 @@ class ModelFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     message: str
 
 
-ModelResult = UserTranscript | Speech | Listened | TurnEnded | FunctionCall | TokensUsed | ContextUsed | ModelFailed
+ModelResult = (
+    UserTranscript | Speech | Listened | TurnEnded | CutShort | FunctionCall | TokensUsed | ContextUsed | ModelFailed
+)
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,3 +96,16 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     results: tuple[ModelResult, ...] = ()
     forward: bool = False
+
+
+def cut_short(output: RequestOutput) -> tuple[CutShort, ...]:
+    """What a language model's last output says of an answer that it did not finish."""
+    if not output.finished:
+        return ()
+    match output.finish_reason:
+        case "length":
+            return (CutShort(reason="max_output_tokens"),)
+        case "content_filter":
+            return (CutShort(reason="content_filter"),)
+        case _:
+            return ()

@@ -242,7 +242,13 @@ class _Answer:
         """Why the answer ended. Raises :class:`EndpointFault` if the stream ended before it did."""
         if self.finish is None:
             raise fault("the endpoint's stream ended before the answer did")
-        return "length" if self.finish == "length" else "stop"
+        match self.finish:
+            case "length":
+                return "length"
+            case "content_filter":
+                return "content_filter"
+            case _:
+                return "stop"
 
     def counts(self) -> Options:
         details = self.usage.prompt_tokens_details

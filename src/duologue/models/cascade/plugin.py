@@ -20,7 +20,16 @@ from duologue.engine.duplex.plugin import (
     Turn,
     TurnPlan,
 )
-from duologue.engine.duplex.results import Decision, FunctionCall, Speech, TokensUsed, TurnEnded, UserTranscript
+from duologue.engine.duplex.results import (
+    CutShort,
+    Decision,
+    FunctionCall,
+    Speech,
+    TokensUsed,
+    TurnEnded,
+    UserTranscript,
+    cut_short,
+)
 from duologue.errors import ClientFault, ErrorCode
 from duologue.models.cascade import turns
 from duologue.models.cascade.edges import PAUSE, QUIET, RECOGNISE, RESPOND, SPEAK
@@ -127,14 +136,15 @@ def _said(output: RequestOutput) -> Decision:
     return Decision(results=(*speech, *_beside(output), *ended))
 
 
-def _beside(output: RequestOutput) -> tuple[FunctionCall | TokensUsed, ...]:
-    """What the language model says that is not for the voice: calls, and what it counted."""
+def _beside(output: RequestOutput) -> tuple[FunctionCall | TokensUsed | CutShort, ...]:
+    """What the language model says that is not for the voice: calls, what it counted, and that it was not done."""
     if not output.finished:
         return ()
     calls = tuple(FunctionCall(name=call.name, arguments=call.arguments) for call in output.calls)
+    cut = cut_short(output)
     read, written = output.metadata.get("prompt_tokens"), output.metadata.get("generated_tokens")
     if not isinstance(read, int) or not isinstance(written, int):
-        return calls
+        return (*calls, *cut)
     cached = output.metadata.get("cached_tokens")
     used = TokensUsed(input_tokens=read, output_tokens=written, cached_tokens=cached if isinstance(cached, int) else 0)
-    return (*calls, used)
+    return (*calls, used, *cut)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from duologue.config.session import SessionConfig
 from duologue.engine.duplex.contracts import DuplexOutputContext
 from duologue.engine.duplex.plugin import (
@@ -16,7 +18,15 @@ from duologue.engine.duplex.plugin import (
     Turn,
     TurnPlan,
 )
-from duologue.engine.duplex.results import Decision, FunctionCall, Speech, TokensUsed, TurnEnded, UserTranscript
+from duologue.engine.duplex.results import (
+    Decision,
+    FunctionCall,
+    Speech,
+    TokensUsed,
+    TurnEnded,
+    UserTranscript,
+    cut_short,
+)
 from duologue.engine.stages.edge import NOTHING, Edge, EdgeInput, EdgeResult
 from duologue.errors import ClientFault, ErrorCode
 from duologue.models.scripted import turns
@@ -64,8 +74,9 @@ class ScriptedPlugin(DuplexModelPlugin):
         refuse_voice(config)
 
     def sampling_params(self, defaults: Sequence[SamplingParams], config: SessionConfig) -> tuple[SamplingParams, ...]:
-        del config
-        return tuple(defaults)
+        recognise, answer, speak = defaults
+        most = config.max_output_tokens or turns.UNLIMITED
+        return (recognise, msgspec.structs.replace(answer, max_tokens=most), speak)
 
     def plan_append(self, state: DuplexModelSessionState, request: AppendPlanRequest) -> AppendPlan:
         del state
@@ -104,7 +115,7 @@ class ScriptedPlugin(DuplexModelPlugin):
         if stage_id == RECOGNISE:
             return _heard(output, context)
         if stage_id < context.final_stage_id:
-            return Decision(results=(*_asked_for(output), *_counted(output)), forward=True)
+            return Decision(results=(*_asked_for(output), *_counted(output), *cut_short(output)), forward=True)
         return _answered(output)
 
 
@@ -119,7 +130,7 @@ def _answered(output: RequestOutput) -> Decision:
     if output.text or output.audio:
         speech = (Speech(text=output.text, audio=output.audio, rate_hz=output.audio_rate_hz, marks=output.marks),)
     ended = (TurnEnded(),) if output.finished else ()
-    return Decision(results=(*speech, *_asked_for(output), *_counted(output), *ended))
+    return Decision(results=(*speech, *_asked_for(output), *_counted(output), *cut_short(output), *ended))
 
 
 def _asked_for(output: RequestOutput) -> tuple[FunctionCall, ...]:

@@ -44,6 +44,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     each sentence, ``speak_s`` before each chunk. ``unit_ms``, ``quiet_units`` and ``answer_units`` are those of the
     resident family: after speech and so many quiet units it answers so many units; ``rebuilds``: its sessions survive the
     loss of a replica; ``context_units``: how much fits into its context (0: no limit); ``compacts``: it can be rolled over.
+    A question that contains ``filtered`` is answered by one sentence, at which a content filter ends the answer.
     """
 
     transcripts: tuple[str, ...] = ()
@@ -64,6 +65,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     compacts: bool = False
     faults: tuple[ScriptedFault, ...] = ()
     calls: tuple[ScriptedCall, ...] = ()
+    filtered: str | None = None
 
     def call(self, text: str, menu: ToolMenu | None) -> ScriptedCall | None:
         """What the model asks for when it is asked ``text`` and may call the functions of ``menu``."""

@@ -10,7 +10,7 @@ from duologue.engine.stages.contract import AsyncStage, StageControl
 from duologue.errors import ErrorCode
 from duologue.models.scripted.script import FaultKind, Script
 from duologue.models.scripted.sound import heard, tone
-from duologue.outputs import Options, RequestOutput, StageError, StageRequest, ToolCall
+from duologue.outputs import FinishReason, Options, RequestOutput, StageError, StageRequest, ToolCall
 
 RECOGNISE, ANSWER, SPEAK = 0, 1, 2
 OUTPUT_RATE_HZ = 24_000
@@ -122,17 +122,21 @@ class Answerer(AsyncStage[None]):
         for index in range(count):
             await asyncio.sleep(self._script.think_s)
             self.sentences += 1
-            last = call is None and index == count - 1
-            sentence = f"Sentence {index + 1} about {text}."
-            words += len(sentence.split())
+            said = f"Sentence {index + 1} about {text}.".split(" ")
+            reason = self._ends(request, words + len(said))
+            said = said[: request.params.max_tokens - words]
+            words += len(said)
+            last = reason is not None or (call is None and index == count - 1)
             yield RequestOutput(
                 request_id=request.request_id,
-                text=sentence + ("" if last else " "),
+                text=" ".join(said) + ("" if last else " "),
                 segment_finished=True,
                 finished=last,
-                finish_reason="stop" if last else None,
+                finish_reason=(reason or "stop") if last else None,
                 metadata=_counts(request, words) if last else {},
             )
+            if last:
+                return
         if call is not None:
             await asyncio.sleep(self._script.think_s)
             yield RequestOutput(
@@ -143,6 +147,12 @@ class Answerer(AsyncStage[None]):
                 metadata=_counts(request, words),
                 calls=(ToolCall(name=call.name, arguments=call.arguments),) * call.times,
             )
+
+    def _ends(self, request: StageRequest, words: int) -> FinishReason | None:
+        """Why the answer may not go beyond this sentence, with which it has ``words`` words; ``None``: it may."""
+        if self._script.filtered is not None and self._script.filtered in request.prompt.text:
+            return "content_filter"
+        return "length" if words > request.params.max_tokens else None
 
 
 def _counts(request: StageRequest, words: int) -> Options:

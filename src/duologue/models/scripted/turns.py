@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from duologue.engine.duplex.plugin import ChatTurn, SpeechTurn, TranscriptionTurn, Turn, TurnPlan
 from duologue.errors import ClientFault, ErrorCode
 from duologue.models.scripted.stages import ANSWER, RECOGNISE, SPEAK
@@ -13,16 +15,17 @@ from duologue.outputs import SamplingParams, StagePrompt
 
 LONGEST_UTTERANCE_MS: Final = 10_000
 REFUSED_VOICE: Final = "refused"
+UNLIMITED: Final = 65_536
+"""How many words a scripted model says at most if it is told nothing else."""
 
 _SENTENCE = re.compile(r"[^.!?]+[.!?]*\s*|[.!?]+\s*")
 
 
 def plan(turn: Turn, defaults: Sequence[SamplingParams]) -> TurnPlan:
     """The way of a request through recognise, answer and speak. Raises :class:`ClientFault` for the refused voice."""
-    del defaults
     match turn:
         case ChatTurn():
-            return _chat(turn)
+            return _chat(turn, defaults)
         case SpeechTurn():
             _check_voice(turn.voice)
             texts = _SENTENCE.findall(turn.text)
@@ -39,8 +42,10 @@ def plan(turn: Turn, defaults: Sequence[SamplingParams]) -> TurnPlan:
             )
 
 
-def _chat(turn: ChatTurn) -> TurnPlan:
+def _chat(turn: ChatTurn, defaults: Sequence[SamplingParams]) -> TurnPlan:
     _check_voice(turn.voice)
+    recognise, answer, speak = defaults
+    answer = msgspec.structs.replace(answer, max_tokens=turn.max_tokens or UNLIMITED)
     asked = next((message.text for message in reversed(turn.messages) if message.role == "user"), "")
     prompt = StagePrompt(text=asked, messages=turn.messages, audio=turn.audio, audio_rate_hz=turn.rate_hz)
     return TurnPlan(
@@ -48,6 +53,7 @@ def _chat(turn: ChatTurn) -> TurnPlan:
         entry_stage_id=RECOGNISE if turn.audio else ANSWER,
         final_stage_id=ANSWER if turn.modality == "text" else SPEAK,
         report_stage_id=ANSWER,
+        sampling_params=(recognise, answer, speak),
     )
 
 

@@ -208,10 +208,21 @@ class _Ending:
         async for message in self._outputs:
             output = message.output
             if message.stage_id == plan.report_stage_id and output.finished:
-                self.finish_reason = "length" if output.finish_reason == "length" else "stop"
+                self.finish_reason = _reason(output)
                 self.usage = _usage(output.metadata)
             if message.stage_id == plan.final_stage_id:
                 yield output
+
+
+def _reason(output: RequestOutput) -> FinishReason:
+    """Why the answer ended, in the words of the API."""
+    match output.finish_reason:
+        case "length":
+            return "length"
+        case "content_filter":
+            return "content_filter"
+        case _:
+            return "stop"
 
 
 def _usage(metadata: Options) -> ChatUsage:

@@ -229,3 +229,13 @@ async def test_fields_that_change_nothing_are_read_over(runtime: Runtime) -> Non
             user="me", store=True, metadata={"a": "b"}, tools=[], n=1, logit_bias={}, service_tier="auto", seed=-5
         )
         assert answer.status == 200
+
+
+@virtual
+async def test_an_answer_that_was_not_finished_says_why(runtime: Runtime) -> None:
+    async with world(runtime, Script(filtered="secret")) as place:
+        ends = [
+            (await place.chat(asked, **fields)).json["choices"][0]["finish_reason"]
+            for asked, fields in [("hello", {}), ("hello", {"max_tokens": 3}), ("a secret", {})]
+        ]
+        assert ends == ["stop", "length", "content_filter"]

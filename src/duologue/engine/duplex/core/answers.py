@@ -33,6 +33,7 @@ from duologue.engine.duplex.events import (
 )
 from duologue.engine.duplex.results import (
     ContextUsed,
+    CutShort,
     FunctionCall,
     Listened,
     ModelFailed,
@@ -256,6 +257,8 @@ def _apply(s: SessionState, record: StageRequestRecord, result: ModelResult) -> 
             _listened(s, record, result)
         case TurnEnded():
             _turn_ended(s, record, result)
+        case CutShort():
+            _cut_short(s, record, result)
         case FunctionCall():
             _called(s, record, result)
         case TokensUsed():
@@ -342,6 +345,12 @@ def _called(s: SessionState, record: StageRequestRecord, result: FunctionCall) -
         response = resident.begin_response(s, record)
     if response is not None and record.response_id == response.response_id and response.generating:
         tools.called(s, response, result)
+
+
+def _cut_short(s: SessionState, record: StageRequestRecord, result: CutShort) -> None:
+    response = s.response
+    if response is not None and record.response_id == response.response_id:
+        response.cut_short = result.reason
 
 
 def _used(s: SessionState, record: StageRequestRecord, result: TokensUsed) -> None:
@@ -444,15 +453,16 @@ def finish(
     s: SessionState,
     response: Response,
     status: ResponseStatus,
-    *,
     reason: CancelReason | None = None,
+    *,
     error: ErrorCode | None = None,
     message: str = "",
 ) -> None:
     """Emit the one terminal of ``response`` and let the next answer begin."""
     item = response.item
     item.status = "completed" if status == "completed" else "incomplete"
-    if status == "completed":
+    item.sent_whole = status in ("completed", "incomplete")
+    if item.sent_whole:
         s.remade = 0
     empty = not response.has_content
     if empty:

@@ -28,6 +28,7 @@ from duologue.engine.duplex.events import (
 )
 from duologue.engine.duplex.results import (
     ContextUsed,
+    CutShort,
     FunctionCall,
     Listened,
     ModelFailed,
@@ -148,7 +149,7 @@ def model_spoke(s: SessionState, aside: Aside, item: ModelSpoke) -> None:
         if aside.response.generating:
             aside.response.advance("generated")
         aside.response.advance("drained")
-        _finish(s, aside, "completed")
+        _finish(s, aside, *aside.response.drained)
 
 
 def _apply(s: SessionState, aside: Aside, result: ModelResult) -> None:
@@ -157,9 +158,10 @@ def _apply(s: SessionState, aside: Aside, result: ModelResult) -> None:
         case Speech():
             if response.generating and result.text:
                 _say(s, response, result.text)
+        case CutShort():
+            response.cut_short = result.reason
         case FunctionCall():
-            if response.generating:
-                _call(s, response, result)
+            _call(s, response, result)
         case TokensUsed():
             response.usage = response.usage.plus(result.input_tokens, result.output_tokens, result.cached_tokens)
         case TurnEnded():
@@ -185,7 +187,7 @@ def _say(s: SessionState, response: Response, text: str) -> None:
 def _call(s: SessionState, response: Response, result: FunctionCall) -> None:
     """A call that the conversation does not know: the client makes of it what it likes, and sends no result."""
     menu = response.config.menu
-    if menu is None or all(tool.name != result.name for tool in menu.tools):
+    if not response.generating or menu is None or all(tool.name != result.name for tool in menu.tools):
         return
     call = ToolCall(name=result.name, arguments=result.arguments, call_id=f"call_{s.ids.next_hex()}")
     item = Item(item_id=f"item_{call.call_id}", role="assistant", call=call, response_id=response.response_id)
@@ -237,8 +239,8 @@ def _finish(
     s: SessionState,
     aside: Aside,
     status: ResponseStatus,
-    *,
     reason: CancelReason | None = None,
+    *,
     error: ErrorCode | None = None,
     message: str = "",
 ) -> None:

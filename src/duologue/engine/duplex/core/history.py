@@ -47,6 +47,7 @@ class Item:
     item_id: str
     role: ItemRole
     status: ItemStatus = "completed"
+    sent_whole: bool = False  # all that the model said of it was sent
     texts: tuple[str, ...] = ()
     audio_ms: int = 0
     has_audio: bool = False
@@ -83,7 +84,7 @@ class Item:
 
     def cut_to(self, position_ms: float) -> None:
         """It was interrupted when the playback line was at ``position_ms``."""
-        if self.has_audio and not (self.commit_all and self.status == "completed"):
+        if self.has_audio and not (self.commit_all and self.sent_whole):
             self.soft_cut_ms = self.heard_ms(position_ms)
 
     def heard_text(self) -> str:

@@ -29,7 +29,7 @@ def release(s: SessionState) -> None:
         if isinstance(entry, DoneEntry):
             outbox.queue.popleft()
             response.advance("drained")
-            answers.finish(s, response, "completed")
+            answers.finish(s, response, *response.drained)
             arm_idle(s)
             answers.promote(s)
         elif not _release_audio(s, response, entry):

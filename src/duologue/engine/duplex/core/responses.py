@@ -12,8 +12,9 @@ from duologue.engine.duplex.core.delays import AnswerClock
 from duologue.engine.duplex.core.heard import SpokenText
 from duologue.engine.duplex.core.history import Item
 from duologue.engine.duplex.core.tables import RESPONSE, advance
-from duologue.engine.duplex.events import Usage
+from duologue.engine.duplex.events import ResponseStatus, Usage
 from duologue.engine.duplex.plugin import HistoryEntry
+from duologue.engine.duplex.results import CutReason
 
 OPEN_STATES = frozenset({"created", "speaking", "draining"})
 
@@ -41,6 +42,7 @@ class Response:
     announced: bool = False  # its creation left: only then does its terminal
     calls: list[Item] = field(default_factory=list)  # functions that it asks for
     usage: Usage = field(default_factory=Usage)
+    cut_short: CutReason | None = None  # why the model did not say all of it
 
     @property
     def open(self) -> bool:
@@ -55,6 +57,11 @@ class Response:
     @property
     def generating(self) -> bool:
         return self.state in ("created", "speaking")
+
+    @property
+    def drained(self) -> tuple[ResponseStatus, CutReason | None]:
+        """How it ends when all that the model said has been sent, and why so."""
+        return ("completed", None) if self.cut_short is None else ("incomplete", self.cut_short)
 
     @property
     def metadata(self) -> Mapping[str, str]:
