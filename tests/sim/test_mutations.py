@@ -10,6 +10,7 @@ from duologue.sim.checkers import Violation
 from duologue.sim.mutation import (
     MUTATIONS,
     Board,
+    Find,
     StaleMutationError,
     applied,
     function_of,
@@ -68,6 +69,14 @@ def test_a_hunt_goes_on_where_it_stopped(tmp_path: Path) -> None:
     hunt(board, mutation, 22, judge=_third_fails)
     hunt(board, mutation, 34, judge=_third_fails)
     assert "| m | what | 4 | 4, 2, >9 | B1 |" in table(board, [mutation])
+
+
+def test_a_hunt_without_an_end_never_makes_a_median_smaller() -> None:
+    mutation = Mutation("m", "what", ())
+    finds = [Find(start=0, tried=1), Find(start=10, tried=8, seeds=8), Find(start=20, tried=5, seeds=5)]
+    assert "| m | what | 8 | >1, 8, 5 |" in table(Board(finds={"m": finds}), [mutation])
+    finds[1] = Find(start=10, tried=2)
+    assert "| m | what | >1 | >1, >2, 5 |" in table(Board(finds={"m": finds}), [mutation])
 
 
 def test_an_error_inside_puts_everything_back() -> None:

@@ -10,7 +10,6 @@ import __future__
 import importlib
 import inspect
 import os
-import statistics
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -152,6 +151,14 @@ def save(board: Board, path: Path) -> None:
     os.replace(beside, path)
 
 
+def _median(finds: Sequence[Find]) -> str:
+    """The middle of the hunts, in seeds; one that came to no end counts as the longest, so that it never flatters."""
+    if not finds:
+        return "-"
+    middle = sorted(finds, key=lambda find: (find.seeds is None, find.seeds or find.tried))[(len(finds) - 1) // 2]
+    return f">{middle.tried}" if middle.seeds is None else str(middle.seeds)
+
+
 def table(board: Board, mutations: Sequence[Mutation] = MUTATIONS) -> str:
     """The rows for the documentation. A hunt that came to no end shows how many seeds noticed nothing."""
     lines = [
@@ -160,11 +167,8 @@ def table(board: Board, mutations: Sequence[Mutation] = MUTATIONS) -> str:
     ]
     for mutation in mutations:
         finds = sorted(board.finds.get(mutation.name, ()), key=lambda find: find.start)
-        counts = [find.tried if find.seeds is None else find.seeds for find in finds]
         each = ", ".join(f">{find.tried}" if find.seeds is None else str(find.seeds) for find in finds)
-        middle = statistics.median_low(counts) if counts else None
-        missed = middle is not None and sum(find.seeds is None for find in finds) * 2 > len(finds)
-        median = "-" if middle is None else f">{middle}" if missed else str(middle)
+        median = _median(finds)
         rules = " ".join(sorted({rule for find in finds for rule in find.rules}))
         lines.append(f"| {mutation.name} | {mutation.what} | {median} | {each} | {rules} |")
     return "\n".join(lines)
