@@ -48,6 +48,8 @@ _IN_CORE: Final = "unit/core/test_limits.py::"
 _IN_SERVER: Final = "unit/server/test_limits.py::"
 _IN_SESSION: Final = "unit/session/test_limits.py::"
 _TRAFFIC: Final = "unit/server/turns/test_traffic.py::"
+_IN_TURNS: Final = "unit/server/turns/test_limits.py::"
+_TURN_CODE: Final = "duologue.server.turns."
 _READING: Final = "none: reading stops, the network waits, nothing is lost"
 
 SESSION: Final = (
@@ -252,14 +254,14 @@ SESSION: Final = (
         "s",
         "the session expires: so long the client did nothing, the model said nothing, and nothing was submitted or played",
         "duologue_slots",
-        "unit/session/test_leases.py::test_a_silent_session_expires_after_its_idle_time",
+        "unit/core/test_lifecycle.py::test_a_lease_that_is_silent_for_its_idle_time_is_over",
     ),
     Limit(
         _RUNTIME + "disconnect_grace_s",
         "s",
         "a session without a connection expires",
         "duologue_slots",
-        "unit/session/test_leases.py::test_a_detached_session_waits_for_its_grace_and_no_longer",
+        "unit/core/test_lifecycle.py::test_a_lease_that_is_detached_for_its_grace_is_over",
     ),
     Limit(
         _RUNTIME + "max_waiting_sessions",
@@ -380,13 +382,19 @@ CONNECTION: Final = (
     ),
 )
 
+
+def _refused(value: str, unit: str, test: str) -> Limit:
+    """A bound on what a request may hold."""
+    return Limit(value, unit, "400 (`request_invalid`)", "duologue_http_requests_total", test)
+
+
 REQUESTS: Final = (
     Limit(
         _TURNS + "max_running",
         "requests",
         "the next one waits",
         'duologue_http_active{state="running"}',
-        _TRAFFIC + "test_more_requests_than_places_are_refused_and_the_rest_is_served_in_order",
+        _IN_TURNS + "test_places",
     ),
     Limit(
         _TURNS + "max_waiting",
@@ -421,35 +429,40 @@ REQUESTS: Final = (
         "bytes",
         "429 (`input_backpressure`)",
         "duologue_http_held_bytes",
-        _TRAFFIC + "test_bodies_held_together_are_bounded",
+        _IN_TURNS + "test_held_bytes",
     ),
-    Limit(
-        _TURNS + "max_speech_chars",
-        "characters",
-        "400 (`request_invalid`)",
-        "duologue_http_requests_total",
-        _TRAFFIC + "test_a_text_to_be_read_aloud_has_a_limit",
-    ),
+    _refused(_TURNS + "max_speech_chars", "characters", _TRAFFIC + "test_a_text_to_be_read_aloud_has_a_limit"),
     Limit(
         _TURNS + "pause_bytes",
         "bytes",
         "the stages are paused",
         "duologue_http_active",
-        _TRAFFIC + "test_a_slow_reader_holds_up_the_stages_not_the_memory",
+        _IN_TURNS + "test_unread_bytes_that_pause_the_stages",
     ),
     Limit(
         _TURNS + "max_unread_bytes",
         "bytes",
         "the request fails",
         "duologue_http_requests_total",
-        _TRAFFIC + "test_who_makes_more_than_is_read_is_stopped",
+        _IN_TURNS + "test_unread_bytes_that_end_the_request",
     ),
     Limit(
         _TURNS + "output_timeout_s",
-        "s",
+        "s of silence",
         "the request ends with an error",
         "duologue_http_requests_total",
-        _TRAFFIC + "test_an_answer_that_takes_too_long_ends",
+        _IN_TURNS + "test_silence_of_the_engine",
+    ),
+    _refused(_TURN_CODE + "conversation:MAX_MESSAGES", "messages", _IN_TURNS + "test_messages_and_stops"),
+    _refused(_TURN_CODE + "chat:MAX_STOPS", "texts in `stop`", _IN_TURNS + "test_messages_and_stops"),
+    _refused(_TURN_CODE + "form:MAX_PARTS", "parts of a form", _IN_TURNS + "test_forms"),
+    _refused(_TURN_CODE + "form:MAX_FIELD_BYTES", "bytes of a field", _IN_TURNS + "test_forms"),
+    Limit(
+        _TURN_CODE + "spoken:MAX_ANSWERS",
+        "spoken answers",
+        "the oldest is forgotten: a request that names its id is refused",
+        "duologue_http_requests_total",
+        _IN_TURNS + "test_spoken_answers",
     ),
     Limit(
         "duologue.engine.companions:MAX_COMPANIONS",

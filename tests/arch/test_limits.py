@@ -92,7 +92,7 @@ def test_no_number_of_the_configuration_is_missing() -> None:
 def test_no_limit_of_engine_and_wire_is_missing() -> None:
     told = {limit.value.partition(":")[2] for limit in LIMITS}
     found = set()
-    for folder in ("engine/duplex", "wire", "engine"):
+    for folder in ("engine/duplex", "wire", "engine", "server/turns"):
         for path in (REPOSITORY / "src/duologue" / folder).glob("**/*.py" if folder == "engine/duplex" else "*.py"):
             for node in ast.parse(path.read_text(encoding="utf-8")).body:
                 targets = node.targets if isinstance(node, ast.Assign) else []

@@ -1,9 +1,10 @@
 """A small OpenAI-compatible server on a loopback socket, which does what the text of a request says.
 
-Chat obeys the last user message: ``echo TEXT``, ``filter TEXT`` (the same, ended by a filter), ``count N``, ``flood`` (until
-the client goes), ``raise CODE``, ``mute``, ``hang``, ``refuse STATUS``, ``drop`` (the connection, in mid-answer), ``garbage``,
-``trail`` (off without an end), ``call NAME ARGUMENTS`` (until a result has come). Speech makes 10 ms of audio per character; a transcription tells what was
-uploaded. All that is known of a connection is kept, so that a test can ask whether it was closed.
+Chat obeys the last user message: ``echo TEXT``, ``filter TEXT`` (the same, ended by a filter), ``count N``, ``flood``
+(until the client goes), ``raise CODE``, ``mute``, ``hang``, ``refuse STATUS``, ``drop`` (the connection, in
+mid-answer), ``garbage``, ``trail`` (off without an end), ``call NAME ARGUMENTS`` (until a result has come). Speech
+makes 10 ms of audio per character; a transcription tells what was uploaded. All that is known of a connection is
+kept, so that a test can ask whether it was closed.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ async def test_an_event_over_the_limit_is_an_error_and_a_frame_over_the_cap_clos
     async with server(config=SMALL) as host:
         async with host.client() as client:
             await client.next()
-            for size, fits in ((9_900, True), (10_001, False), (19_000, False)):
+            for size, fits in ((9_999, True), (10_000, True), (10_001, False), (19_999, False), (20_000, False)):
                 head = '{"type":"input_audio_buffer.clear","event_id":"E","pad":"'
                 await client.socket.send(head + "x" * (size - len(head) - 2) + '"}')
                 frame = await client.next()

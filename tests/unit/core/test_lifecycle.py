@@ -17,6 +17,7 @@ from duologue.engine.duplex.core.items import (
     StageFailed,
     TerminalClaimed,
 )
+from duologue.engine.duplex.core.lease import Lease
 from duologue.engine.duplex.core.lifecycle import MAX_WAITING_UPDATES
 from duologue.engine.duplex.events import (
     ErrorRaised,
@@ -228,3 +229,27 @@ def test_the_stages_are_cleaned_even_if_the_terminal_was_claimed_first() -> None
     named = [request_id for cleanup in world.cleanups for request_id in cleanup.request_ids]
     assert len(world.cleanups) == 1 and set(live) <= {*named, *world.aborted}
     assert not world.core.live_request_ids()
+
+
+AROUND = pytest.mark.parametrize(("after_s", "over"), [(29.999, False), (30.0, True), (30.001, True)])
+
+
+@AROUND
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_lease_that_is_silent_for_its_idle_time_is_over(after_s: float, over: bool, busy: bool) -> None:
+    lease = Lease(last_activity=100.0)
+    why = lease.expiry(100.0 + after_s, idle_ttl_s=30.0, grace_s=1.0, busy=busy)
+    assert why == ("idle_ttl_expired" if over and not busy else None)
+    lease.touch(100.0 + after_s)
+    assert lease.expiry(100.0 + after_s + 29.9, idle_ttl_s=30.0, grace_s=1.0, busy=False) is None
+
+
+@AROUND
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_lease_that_is_detached_for_its_grace_is_over(after_s: float, over: bool, busy: bool) -> None:
+    lease = Lease(last_activity=100.0)
+    assert lease.detach(100.0, lease.generation)
+    lease.touch(100.0 + after_s)  # work that goes on is no sign of the client
+    why = lease.expiry(100.0 + after_s, idle_ttl_s=None, grace_s=30.0, busy=busy)
+    assert why == ("disconnect_grace_expired" if over else None)
+    assert lease.resume(100.0 + after_s, "c", lease.generation), "until the reaper has come, nothing is lost"
