@@ -57,4 +57,12 @@ def check_config(path: Path) -> None:
         for problem in fault.problems:
             typer.echo(f"{fault.origin}: {problem}", err=True)
         raise typer.Exit(1) from None
+    from duologue.server.assembly import check_model
+    from duologue.server.serve import ServeError
+
+    try:
+        check_model(config)
+    except ServeError as refusal:
+        typer.echo(f"{path}: {refusal}", err=True)
+        raise typer.Exit(1) from None
     typer.echo(f"{path}: usable; model {config.model.plugin}, listens on {config.server.host}:{config.server.port}")

@@ -5,7 +5,8 @@ Rules kept here:
 * no file is needed: what is not set has its default;
 * ``DUOLOGUE__SERVER__PORT=9000`` sets ``server.port``, over the file; its value is read as YAML, so lists are written
   ``[a, b]`` (for a list of strings ``a,b`` will do);
-* every error names the key, the value and what is allowed; all unknown keys are reported at once; keys are never shown.
+* every error names the key, the value and what is allowed; keys are never shown;
+* all unknown keys are reported at once, with the first wrong value of each section that holds none.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from duologue.config.service import DuologueConfig
 PREFIX = "DUOLOGUE__"
 
 _PATH = re.compile(r" - at `\$(?P<path>[^`]*)`$")
+_KINDS = {bool: "bool", int: "int", float: "float", str: "str", list: "array", dict: "object", type(None): "null"}
+"""How msgspec calls what YAML holds."""
 _SECRET = re.compile(r"(^|[._])(api_keys?|tokens?|passwords?|secrets?)([._\[]|$)")
 
 
@@ -48,13 +51,33 @@ def load_config(path: Path | None = None, environment: Mapping[str, str] | None 
     data = {key: value for key, value in data.items() if value is not None}
     unknown = list(_unknown_keys(data, DuologueConfig, ""))
     if unknown:
-        raise ConfigError(origin, unknown)
+        sound = _without(data, {re.split(r"\W", problem, maxsplit=1)[0] for problem in unknown})
+        _, wrong = _converted(sound)
+        raise ConfigError(origin, [*unknown, *wrong.values()])
     variables = _override(data, environment or {})
-    try:
-        return msgspec.convert(data, DuologueConfig)
-    except msgspec.ValidationError as error:
-        key, problem = _explain(str(error), data)
-        raise ConfigError(variables.get(key, origin), [problem]) from None
+    config, wrong = _converted(data)
+    if not wrong:
+        return config
+    blamed = variables.get(next(iter(wrong)), origin)
+    raise ConfigError(blamed, [problem for key, problem in wrong.items() if variables.get(key, origin) == blamed])
+
+
+def _converted(data: dict[str, Any]) -> tuple[DuologueConfig, dict[str, str]]:
+    """The configuration, without the sections in which a value is wrong; and what is wrong, by key."""
+    wrong: dict[str, str] = {}
+    while True:
+        try:
+            return msgspec.convert(data, DuologueConfig), wrong
+        except msgspec.ValidationError as error:
+            key, problem = _explain(str(error), data)
+        wrong[key] = problem
+        # What follows from a wrong value is not told: the section is left out as a whole.
+        rest = _without(data, {re.split(r"\W", key, maxsplit=1)[0]})
+        data = rest if len(rest) < len(data) else {}
+
+
+def _without(data: dict[str, Any], sections: set[str]) -> dict[str, Any]:
+    return {section: values for section, values in data.items() if section not in sections}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -80,7 +103,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _explain(message: str, data: object) -> tuple[str, str]:
     """The key that msgspec complains about, and its complaint with the key in front and what is allowed behind."""
     found = _PATH.search(message)
-    path = "" if found is None else found["path"].lstrip(".")
+    path = "" if found is None else _named(found["path"].lstrip("."), message, data)
     text = _lower_first(message if found is None else message[: found.start()])
     annotation = _annotation_at(path)
     if not text.startswith(("expected", "invalid", "object")):
@@ -90,6 +113,16 @@ def _explain(message: str, data: object) -> tuple[str, str]:
     if allowed:
         return path, f"{path} must be one of {', '.join(allowed)}{value}"
     return path, f"{path}: {text.partition(', got')[0].replace('`', '')}{value}"
+
+
+def _named(path: str, message: str, data: object) -> str:
+    """``path`` with the name of a key of the operator's own, which msgspec leaves out: ``model.options[...]``."""
+    got = re.search(r"got `(\w+)`", message)
+    holder = _lookup(data, path.removesuffix("[...]"))
+    if got is None or not path.endswith("[...]") or not isinstance(holder, dict):
+        return path
+    keys = [key for key, value in holder.items() if _KINDS.get(type(value)) == got[1]]
+    return f"{path.removesuffix('[...]')}.{keys[0]}" if keys else path
 
 
 def _explain_rule(path: str, text: str, annotation: Any) -> tuple[str, str]:

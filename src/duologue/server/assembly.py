@@ -7,11 +7,12 @@ loaded once and serve every session; the engine stops in order, within a bound, 
 from __future__ import annotations
 
 import asyncio
+import difflib
 import importlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -40,9 +41,14 @@ from duologue.server.registry import ConnectionLimits
 from duologue.server.serve import ServeConfig, ServeError
 from duologue.server.turns.desk import TurnDesk
 
+if TYPE_CHECKING:
+    from duologue.models.scripted import Script
+
 logger = init_logger(__name__)
 
 ENGINE_STOP_S: Final = 10.0
+BUILT_IN: Final = ("cascade", "native", "scripted")
+"""Models that are chosen by name alone."""
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -188,15 +194,35 @@ def _health(orchestrator: DuplexOrchestrator) -> EngineHealth:
     )
 
 
+def check_model(config: DuologueConfig) -> None:
+    """Judge the choice of a model and its options as far as that takes no weights, no process and none of its own code.
+
+    Raises :class:`ServeError`.
+    """
+    match config.model.plugin:
+        case "scripted":
+            _script(config.model.options)
+        case "cascade":
+            _cascade_stages(config)
+        case "native":
+            _native_stages(config)
+        case name if ":" not in name:
+            close = difflib.get_close_matches(name, BUILT_IN, n=1)
+            hint = f": did you mean {close[0]!r}?" if close else f"; it is one of {', '.join(BUILT_IN)}."
+            raise ServeError(f"model.plugin {name!r} is not built in and not written package.module:name{hint}")
+        case name if config.pipeline is None:
+            raise ServeError(f"model.plugin {name!r} needs a pipeline: add its stages under `pipeline`.")
+
+
 def build_model(config: DuologueConfig, runtime: Runtime) -> Model:
     """Plugin, stage pools, edges and detectors as configured; no stage is started yet.
 
     Raises :class:`ServeError` for a model that cannot be had, ``ModelUnavailableError`` for missing weights.
     """
-    choice = config.model
-    match choice.plugin:
+    check_model(config)
+    match config.model.plugin:
         case "scripted":
-            return _scripted(choice.options, runtime)
+            return _scripted(config.model.options, runtime)
         case "cascade":
             return _cascade(config, runtime)
         case "native":
@@ -205,29 +231,39 @@ def build_model(config: DuologueConfig, runtime: Runtime) -> Model:
             return _custom(config, runtime)
 
 
-def _cascade(config: DuologueConfig, runtime: Runtime) -> Model:
-    from duologue.models.cascade.pipeline import cascade_pipeline, on_endpoint
-    from duologue.models.cascade.plugin import CascadePlugin
+def _cascade_stages(config: DuologueConfig) -> PipelineConfig:
+    from duologue.models.cascade.pipeline import cascade_pipeline
 
     try:
-        pipeline = config.pipeline or cascade_pipeline(config.model.options)
+        return config.pipeline or cascade_pipeline(config.model.options)
     except ValueError as fault:
         raise ServeError(f"{fault}.") from None
+
+
+def _cascade(config: DuologueConfig, runtime: Runtime) -> Model:
+    from duologue.models.cascade.pipeline import on_endpoint
+    from duologue.models.cascade.plugin import CascadePlugin
+
+    pipeline = _cascade_stages(config)
     remote = on_endpoint(config.model.options)
     images = remote and config.model.options.get("endpoint_images") is True
     plugin = CascadePlugin(calls_functions=remote, takes_images=images)
     return _staged(plugin, pipeline, config, runtime, _detection(config.model.options, runtime))
 
 
-def _native(config: DuologueConfig, runtime: Runtime) -> Model:
+def _native_stages(config: DuologueConfig) -> PipelineConfig:
     from duologue.models.native.pipeline import native_pipeline
-    from duologue.models.native.plugin import NativePlugin
 
     try:
-        pipeline = config.pipeline or native_pipeline(config.model.options)
+        return config.pipeline or native_pipeline(config.model.options)
     except ValueError as fault:
         raise ServeError(f"{fault}.") from None
-    return _staged(NativePlugin(), pipeline, config, runtime, _wanted_detection(config, runtime))
+
+
+def _native(config: DuologueConfig, runtime: Runtime) -> Model:
+    from duologue.models.native.plugin import NativePlugin
+
+    return _staged(NativePlugin(), _native_stages(config), config, runtime, _wanted_detection(config, runtime))
 
 
 def _custom(config: DuologueConfig, runtime: Runtime) -> Model:
@@ -241,8 +277,7 @@ def _custom(config: DuologueConfig, runtime: Runtime) -> Model:
         raise ServeError(f"model.plugin {name!r} cannot be loaded: {fault}.") from fault
     if not isinstance(plugin, DuplexModelPlugin):
         raise ServeError(f"model.plugin {name!r} gave a {type(plugin).__name__}, not a DuplexModelPlugin.")
-    if config.pipeline is None:
-        raise ServeError(f"model.plugin {name!r} needs a pipeline: add its stages under `pipeline`.")
+    assert config.pipeline is not None, "check_model has seen to it"
     return _staged(plugin, config.pipeline, config, runtime, _wanted_detection(config, runtime))
 
 
@@ -283,8 +318,9 @@ def _detection(options: Options, runtime: Runtime) -> DetectionService:
     return BatchedDetection(runtime, SpeechScorer(folder), TurnEndClassifier(folder))
 
 
-def _scripted(options: Options, runtime: Runtime) -> Model:
-    from duologue.models.scripted import Script, ephemeral_pipeline, resident_pipeline
+def _script(options: Options) -> Script:
+    """What the scripted model says, of the options that are not ``family``."""
+    from duologue.models.scripted import Script
 
     fields = dict(options)
     family = fields.pop("family", "ephemeral")
@@ -298,7 +334,14 @@ def _scripted(options: Options, runtime: Runtime) -> Model:
     if unknown:
         known = ", ".join(("family", *Script.__struct_fields__))
         raise ServeError(f"model.options.{unknown[0]} is not an option of 'scripted'; use {known}.")
-    pipeline = (resident_pipeline if family == "resident" else ephemeral_pipeline)(runtime, script)
+    return script
+
+
+def _scripted(options: Options, runtime: Runtime) -> Model:
+    from duologue.models.scripted import ephemeral_pipeline, resident_pipeline
+
+    resident = options.get("family") == "resident"
+    pipeline = (resident_pipeline if resident else ephemeral_pipeline)(runtime, _script(options))
     return Model(
         plugin=pipeline.plugin, pools=pipeline.stage_pools, edges=pipeline.edges, detection=ScriptedDetection()
     )

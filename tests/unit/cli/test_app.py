@@ -93,6 +93,35 @@ def test_a_config_is_checked(
     assert len(shown) == 2 and "server.prot" in shown[0] and "modle" in shown[1]
 
 
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (
+            "{plugin: cascad}",
+            "model.plugin 'cascad' is not built in and not written package.module:name: did you mean 'cascade'?",
+        ),
+        ("{plugin: other}", "it is one of cascade, native, scripted."),
+        ("{options: {slot: 8}}", "model.options.slot is not an option of 'cascade'"),
+        ("{plugin: native, options: {replicas: two}}", "model.options.replicas must be a whole number, got 'two'"),
+        ("{plugin: scripted, options: {repplies: 1}}", "model.options.repplies is not an option of 'scripted'"),
+        ("{plugin: 'my.model:Plugin'}", "model.plugin 'my.model:Plugin' needs a pipeline"),
+    ],
+)
+def test_a_config_whose_model_would_not_be_served_is_not_usable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, model: str, said: str
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"model: {model}\n")
+    assert run(monkeypatch, "config", "check", str(file)) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_config_of_code_that_is_not_there_yet_can_be_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("model: {plugin: 'my.model:Plugin'}\npipeline: {stages: [{name: a, factory: 'my.stages:A'}]}\n")
+    assert run(monkeypatch, "config", "check", str(file)) == 0
+
+
 def test_setup_check_names_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -129,6 +129,14 @@ def test_empty_groups_mean_the_defaults(tmp_path: Path, text: str) -> None:
             "pipeline: {stages: [{name: a, factory: 'p:S'}, {name: b, factory: 'p:S'}], edges: [{source: b, target: a}]}",
             "'b' must stand before 'a'",
         ),
+        (
+            "model: {options: {a: 1, replies: [yes]}}",
+            "model.options.replies: expected bool | int | float | str | null, got [True]",
+        ),
+        (
+            "pipeline: {stages: [{name: a, factory: 'p:S', environment: {A: x, THREADS: 2}}]}",
+            "pipeline.stages[0].environment.THREADS: expected str, got 2",
+        ),
         ("- a list", "must hold keys and values, got a list"),
         ("server: [1", "not valid YAML in line 1"),
     ],
@@ -156,6 +164,34 @@ def test_every_unknown_key_is_reported_at_once_with_the_closest_known(tmp_path: 
         "session.turn_detection.silence_ms is not a known key: did you mean 'silence_duration_ms'?",
     )
     assert caught.value.problems[4].startswith("pipeline.stages[0].zzz is not a known key: allowed are backend,")
+
+
+def test_wrong_values_are_reported_beside_unknown_keys_one_for_each_section(tmp_path: Path) -> None:
+    text = """
+    server: {prot: 1, host: 0.0.0.0}
+    sessions: {max_sessions: -3, reaper_interval_s: often}
+    session: {speed: 9}
+    logging: {level: loud}
+    """
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    assert caught.value.problems == (
+        "server.prot is not a known key: did you mean 'port'?",
+        "sessions.reaper_interval_s: expected float, got 'often'",
+        "logging.level must be one of debug, info, warning, error, got 'loud'",
+        "session: speed must be between 0.25 and 4, got 9.",
+    )
+
+
+def test_several_wrong_values_are_reported_at_once_but_a_wrong_variable_by_itself(tmp_path: Path) -> None:
+    text = "server: {port: abc}\nlogging: {level: loud}"
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    assert [problem.split(" ")[0] for problem in caught.value.problems] == ["server.port:", "logging.level"]
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text, {"DUOLOGUE__SERVER__PORT": "many"})
+    assert caught.value.origin == "DUOLOGUE__SERVER__PORT"
+    assert caught.value.problems == ("server.port: expected int, got 'many'",)
 
 
 def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
