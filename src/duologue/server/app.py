@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
@@ -18,7 +19,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from duologue.clock import Runtime
 from duologue.config.turns import TurnLimits
-from duologue.errors import ERRORS, AdmissionFault, DuologueError, ErrorCode
+from duologue.errors import ERRORS, AdmissionFault, ClientFault, DuologueError, ErrorCode
+from duologue.log import init_logger
 from duologue.server.connection import Connection
 from duologue.server.engine import EngineHealth, EnginePort
 from duologue.server.hello import REALTIME_PROTOCOL, Access, read_hello
@@ -28,6 +30,8 @@ from duologue.server.shell import SocketShell, ask
 from duologue.server.transport import EXTENSION, AsgiTransport, DirectTransport
 from duologue.server.turns.routes import TurnRoutes
 from duologue.wire.objects import ErrorBody
+
+logger = init_logger(__name__)
 
 _TURNS = TurnLimits()
 
@@ -108,7 +112,8 @@ class RealtimeServer:
                 Route("/v1/models", self._models),
                 Route("/v1/models/{model:path}", self._model),
                 *self.turns.routes,
-            ]
+            ],
+            exception_handlers={HTTPException: _not_offered},
         )
 
     @property
@@ -148,6 +153,7 @@ class RealtimeServer:
                 raise AdmissionFault(ErrorCode.SHUTTING_DOWN, "The server is shutting down; connect again in a moment.")
         except AdmissionFault as fault:
             self.metrics.turned_away(fault.code)
+            logger.info("connection refused", extra={"code": fault.code.value})
             await websocket.send_denial_response(_error(fault))
             return
         hello = read_hello(websocket.url.path, websocket.url.query, key_id)
@@ -233,7 +239,16 @@ def _json(body: msgspec.Struct, status: int = 200) -> Response:
     return Response(msgspec.json.encode(body), status_code=status, media_type="application/json")
 
 
-def _error(fault: DuologueError) -> Response:
+def _error(fault: DuologueError, status: int | None = None) -> Response:
     spec = ERRORS[fault.code]
     body = ErrorBody(type=spec.wire_type, code=fault.code.value, message=fault.message, param=fault.param)
-    return _json(_ErrorAnswer(body), spec.http_status)
+    return _json(_ErrorAnswer(body), status or spec.http_status)
+
+
+def _not_offered(request: Request, refusal: Exception) -> Response:
+    """A path or a method that no route has."""
+    status = refusal.status_code if isinstance(refusal, HTTPException) else 404
+    fault = ClientFault(ErrorCode.UNSUPPORTED, f"The server does not offer {request.method} {request.url.path}.")
+    answer = _error(fault, status)
+    answer.headers.update(getattr(refusal, "headers", None) or {})
+    return answer

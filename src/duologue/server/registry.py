@@ -16,6 +16,7 @@ from duologue.engine.duplex import events
 from duologue.engine.duplex.messages import CloseSessionMessage
 from duologue.errors import AdmissionFault, ErrorCode
 from duologue.ids import session_id_from
+from duologue.log import init_logger
 from duologue.server.attachment import Attachment
 from duologue.server.dialect_duplex import DuplexDialect
 from duologue.server.dialect_ga import GaDialect
@@ -25,6 +26,8 @@ from duologue.server.journal import Journal
 from duologue.server.models import ModelNames
 from duologue.server.token import ResumeToken
 from duologue.wire import MAX_EVENT_BYTES
+
+logger = init_logger(__name__)
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +127,7 @@ class SessionHub:
         attachment.on_orphan_end = self.remove
         self._sessions[session_id] = attachment
         self._subscribe(session_id, attachment.deliver)
+        logger.info("session begins", extra={"session_id": session_id, "dialect": hello.dialect})
         return attachment
 
     def remove(self, attachment: Attachment) -> None:
@@ -131,6 +135,9 @@ class SessionHub:
         if self._sessions.get(attachment.session_id) is attachment:
             del self._sessions[attachment.session_id]
             self._unsubscribe(attachment.session_id)
+            ending = attachment.terminal
+            reason = "not opened" if ending is None else ending.reason
+            logger.info("session is over", extra={"session_id": attachment.session_id, "reason": reason})
             self.on_change()
 
     def close_message(self, attachment: Attachment, reason: str) -> CloseSessionMessage:

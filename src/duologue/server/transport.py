@@ -97,6 +97,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
     async def send(self, message: Any) -> None:
         await super().send(message)
+        if self.close_sent and self.initial_response is not None:
+            self.handshake_complete = True  # refused with an answer: no error, which uvicorn would log otherwise
         if message["type"] == "websocket.close":
             self._abort_later()
 

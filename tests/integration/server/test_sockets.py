@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import logging
 import socket
 
 import pytest
@@ -141,6 +142,22 @@ async def test_keys() -> None:
         assert (await http(host, "/metrics"))[0] == 401
         assert (await http(host, "/v1/models", Authorization="Bearer secret"))[0] == 200
         assert (await http(host, "/health"))[0] == 200
+
+
+@on_loop
+async def test_who_is_refused_and_each_session_has_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with server(config=KEYED) as host:
+        with pytest.raises(InvalidStatus):
+            async with host.client():
+                pass
+        async with host.client(additional_headers={"Authorization": "Bearer secret"}) as client:
+            assert (await client.next())["type"] == "session.created"
+        await eventually(lambda: "session is over" in caplog.messages)
+    told = [record for record in caplog.records if record.name.startswith(("duologue.server", "uvicorn"))]
+    assert [record.getMessage() for record in told] == ["connection refused", "session begins", "session is over"]
+    assert getattr(told[0], "code", None) == "invalid_api_key"
+    assert getattr(told[1], "session_id", "begun") == getattr(told[2], "session_id", "over")
 
 
 @on_loop
@@ -341,7 +358,10 @@ async def test_http_routes() -> None:
         text = (await http(host, "/metrics"))[1].decode()
         assert 'duologue_errors_total{code="response_not_active"} 1.0' in text
         assert 'duologue_sessions{dialect="ga"} 1.0' in text
-        assert (await http(host, "/nothing"))[0] == 404
+        status, body = await http(host, "/nothing")
+        assert status == 404 and json.loads(body)["error"]["message"] == "The server does not offer GET /nothing."
+        status, body = await http(host, "/v1/chat/completions")
+        assert status == 405 and json.loads(body)["error"]["code"] == "unsupported"
 
 
 @on_loop
