@@ -73,9 +73,15 @@ def replica_factory(stage: StageConfig, runtime: Runtime, *, log_level: str = "i
 
 
 def _inproc(stage: StageConfig, runtime: Runtime, replica_id: int) -> InprocClient:
-    del replica_id
+    name = f"{stage.name}-{replica_id}"
+    try:
+        code = make_stage(stage.factory, stage.options)
+    except (ImportError, TypeError, ValueError) as fault:
+        raise StageFault(
+            ErrorCode.REPLICA_UNAVAILABLE, f"{name} could not start its stage: {type(fault).__name__}: {fault}."
+        ) from fault
     return InprocClient(
-        make_stage(stage.factory, stage.options),
+        code,
         runtime=runtime,
         default_sampling_params=stage.sampling,
         model_config=stage.model,

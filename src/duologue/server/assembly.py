@@ -274,7 +274,8 @@ def _custom(config: DuologueConfig, runtime: Runtime) -> Model:
         factory = getattr(importlib.import_module(module), attribute)
         plugin = factory(**config.model.options)
     except (ImportError, AttributeError, TypeError) as fault:
-        raise ServeError(f"model.plugin {name!r} cannot be loaded: {fault}.") from fault
+        hint = " Is its folder on PYTHONPATH?" if isinstance(fault, ModuleNotFoundError) else ""
+        raise ServeError(f"model.plugin {name!r} cannot be loaded: {fault}.{hint}") from fault
     if not isinstance(plugin, DuplexModelPlugin):
         raise ServeError(f"model.plugin {name!r} gave a {type(plugin).__name__}, not a DuplexModelPlugin.")
     assert config.pipeline is not None, "check_model has seen to it"

@@ -16,10 +16,14 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from duologue.clock import AsyncioRuntime
+from duologue.config.pipeline import StageConfig
 from duologue.config.service import DuologueConfig, ModelChoice, ServerConfig
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
+from duologue.engine.assembly import replica_factory
 from duologue.engine.duplex.session.manager import DuplexSessionManager
+from duologue.errors import StageFault
 from duologue.metrics.meters import StageMeters
+from duologue.outputs import Options
 from duologue.server.assembly import build_model, engine, serve_config
 from duologue.server.main import main
 from duologue.server.serve import ServeError, running
@@ -205,6 +209,20 @@ def test_what_cannot_be_built_says_what_to_change() -> None:
     ):
         with pytest.raises(ServeError, match=about):
             asyncio.run(build(msgspec.structs.replace(config(), model=choice)))
+
+
+@pytest.mark.parametrize(
+    ("factory", "options", "said"),
+    [
+        ("nowhere.to:BeFound", {}, "ModuleNotFoundError: No module named 'nowhere'"),
+        ("json:Nothing", {}, "module 'json' has no 'Nothing'"),
+        ("duologue.models.native.stage:NativeStage", {"sed": 1}, "unexpected keyword argument 'sed'"),
+    ],
+)
+def test_stage_code_that_cannot_be_made_here_is_told_as_by_a_worker(factory: str, options: Options, said: str) -> None:
+    stage = StageConfig(name="repeat", factory=factory, backend="inproc", options=options)
+    with pytest.raises(StageFault, match=f"^repeat-0 could not start its stage: .*{said}"):
+        replica_factory(stage, AsyncioRuntime())(0)
 
 
 def test_the_program_refuses_what_it_cannot_use(capsys: pytest.CaptureFixture[str], tmp_path: object) -> None:
