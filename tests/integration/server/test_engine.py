@@ -219,7 +219,10 @@ def test_what_cannot_be_built_says_what_to_change() -> None:
         ("duologue.models.native.stage:NativeStage", {"sed": 1}, "unexpected keyword argument 'sed'"),
     ],
 )
-def test_stage_code_that_cannot_be_made_here_is_told_as_by_a_worker(factory: str, options: Options, said: str) -> None:
+@on_loop
+async def test_stage_code_that_cannot_be_made_here_is_told_as_by_a_worker(
+    factory: str, options: Options, said: str
+) -> None:
     stage = StageConfig(name="repeat", factory=factory, backend="inproc", options=options)
     with pytest.raises(StageFault, match=f"^repeat-0 could not start its stage: .*{said}"):
         replica_factory(stage, AsyncioRuntime())(0)
