@@ -278,12 +278,12 @@ def test_the_cascade_asks_an_endpoint_what_it_would_ask_its_own_model() -> None:
         pipeline = cascade_pipeline(options)
         assert {stage.backend for stage in pipeline.stages} == {"http"}
         async with running(pipeline.stages[1]) as one:
-            said = (ChatMessage("user", "echo Rome is the capital. It is old. And large"),)
+            said = (ChatMessage("user", "echo Rome is a town. It is old. And large"),)
             ahead = {"instructions": "Be kind.", "deltas": False, "prefill": True}
             await one.client.submit(request("r", messages=said, final=False, options=ahead))
             await one.client.update(request("r", messages=said, options={"instructions": "Be kind.", "deltas": False}))
             await one.sink.until(lambda: one.sink.ended("r"))
-            assert [output.text for output in one.sink.of("r")] == ["Rome is the capital. ", "It is old. ", "And large"]
+            assert [output.text for output in one.sink.of("r")] == ["Rome is a town. ", "It is old. ", "And large"]
             assert all(output.segment_finished for output in one.sink.of("r"))
             (seen,) = fake.requests
             asked = seen.json["messages"]
