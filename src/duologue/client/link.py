@@ -161,9 +161,12 @@ class Link:
             self._keep(frame)
 
     async def close(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` for the session's terminal, then close the connection. Never raises for a fault."""
+        """Wait at most `timeout_s` for the session's terminal, then close the connection. Never raises for a fault.
+
+        0 waits for none: nobody asked the server for one, as in a dialect that ends a session with its connection.
+        """
         self._closing = True
-        if self._socket is not None and self._end is None:
+        if timeout_s > 0 and self._socket is not None and self._end is None:
             try:
                 await asyncio.wait_for(self._ended.wait(), timeout_s)
             except TimeoutError:

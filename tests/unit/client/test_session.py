@@ -14,7 +14,7 @@ from duologue.client import (
 )
 from duologue.sim.loop import virtual
 from duologue.wire.objects import Session
-from duologue.wire.server_events import SessionClosed
+from duologue.wire.server_events import AudioDelta, SessionClosed
 from tests.unit.client.scripted import (
     ScriptedServer,
     ScriptedSocket,
@@ -105,6 +105,29 @@ async def test_closing_is_bounded_when_the_server_says_nothing() -> None:
     assert loop.time() - start_s <= 5.0
     assert socket.types()[-1] == "session.close"
     assert session.ended is not None
+
+
+@virtual
+async def test_leaving_a_ga_session_in_mid_answer_is_an_orderly_end(caplog: pytest.LogCaptureFixture) -> None:
+    """That dialect ends a session with its connection: no terminal is asked for, so none is missed."""
+    server = ScriptedServer()
+
+    async def speak() -> ScriptedSocket:
+        socket = await server.socket(0)
+        socket.tell("session.created", session=session_object())
+        socket.tell("response.created", response=response_object("r"))
+        socket.tell("response.output_audio.delta", **audio("r", 4800))
+        return socket
+
+    task = background(speak())
+    async with joined(server, dialect="ga") as session:
+        socket = await task
+        async for event in session.events():
+            if isinstance(event, AudioDelta):
+                break
+    assert socket.closed_by_client == 1000
+    assert session.ended is not None and session.ended.reason == "client_close"
+    assert [record.getMessage() for record in caplog.records if record.levelname != "DEBUG"] == []
 
 
 @virtual
