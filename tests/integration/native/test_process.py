@@ -80,12 +80,10 @@ def kill_worker(host: Server) -> int:
 
 @on_loop
 async def test_two_conversations_over_worker_processes(tmp_path: Path) -> None:
-    async with served(tmp_path) as host:
-        async with host.client() as first, host.client() as second:
-            said = await asyncio.gather(converse(first, HEARD[0]), converse(second, HEARD[1]))
-            assert list(said) == [alone(heard) for heard in HEARD]
+    async with served(tmp_path) as host, host.client() as first, host.client() as second:
+        said = await asyncio.gather(converse(first, HEARD[0]), converse(second, HEARD[1]))
+        assert list(said) == [alone(heard) for heard in HEARD]
     assert os.listdir(tmp_path) == ["native-1-0.npz"]
-
 
 
 @on_loop
@@ -116,3 +114,5 @@ async def test_a_conversation_outlives_its_worker_process(tmp_path: Path) -> Non
         assert len(ids) == len(set(ids)) == 4, "what was half said is not said again"
         assert [frame["placement_generation"] for frame in of(client, "session.recovered")] == [1, 2]
         assert [frame["error"]["code"] for frame in of(client, "error")] == ["replica_unavailable"]
+        await client.send("session.close")
+        await client.until("session.closed")
