@@ -12,6 +12,8 @@ from tests.integration.backends import test_calls
 from tests.integration.backends.replica import MAKERS
 from tests.integration.backends.test_contract import *  # noqa: F403
 
+BACKENDS = [("ray", "Parallel"), ("ray", "Asynchronous")]
+
 
 @pytest.fixture(scope="module", autouse=True)
 def ray_backend(nodes: Nodes) -> Iterator[None]:

@@ -118,6 +118,10 @@ async def replica(backend: str, stage: str, **changes: object) -> AsyncIterator[
         await runtime.aclose()
 
 
+run: Callable[[Coroutine[object, object, None]], None] = asyncio.run
+"""What runs scenarios; replaced where replicas are kept from one test to the next, since they stay on one loop."""
+
+
 def play(scenario: Callable[[], Coroutine[object, object, None]]) -> None:
     """Run a scenario on a real loop."""
-    asyncio.run(scenario())
+    run(scenario())
