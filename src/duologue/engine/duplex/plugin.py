@@ -99,6 +99,10 @@ class AppendPlanRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     ``pause``: speech breaks off at the end of this piece, so it may be the last (a model may prepare its answer; nobody has
     asked for it yet). ``quiet``: there is no speech in this piece, by the detector's word.
+
+    ``result``: this piece is no audio but what became of a function call that this very request of a resident model asked
+    for (role ``tool``, with its ``call_id``): the result, or a sentence that says why there is none. It takes no time of
+    the model's clock, comes in order with the audio around it, and once: a request that begins later has it in ``history``.
     """
 
     session_id: str
@@ -120,6 +124,7 @@ class AppendPlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     compact: bool = False
     pause: bool = False
     quiet: bool = False
+    result: HistoryEntry | None = None
 
 
 class AppendPlan(msgspec.Struct, frozen=True, kw_only=True):

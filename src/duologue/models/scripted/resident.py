@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from duologue.config.session import SessionConfig
 from duologue.engine.duplex.contracts import DuplexOutputContext
@@ -15,14 +15,14 @@ from duologue.engine.duplex.plugin import (
     DuplexModelSessionState,
     ModelCapabilities,
 )
-from duologue.engine.duplex.results import ContextUsed, Decision, Listened, ModelResult, Speech, TurnEnded
+from duologue.engine.duplex.results import ContextUsed, Decision, FunctionCall, Listened, ModelResult, Speech, TurnEnded
 from duologue.engine.stages.contract import AsyncStage, StageControl
 from duologue.errors import ErrorCode
 from duologue.models.scripted.plugin import ScriptedState, refuse_voice
 from duologue.models.scripted.script import Script
 from duologue.models.scripted.sound import QUIET_RMS, rms, silence, tone
 from duologue.models.scripted.stages import OUTPUT_RATE_HZ
-from duologue.outputs import RequestOutput, SamplingParams, Scalar, StageError, StagePrompt, StageRequest
+from duologue.outputs import RequestOutput, SamplingParams, Scalar, StageError, StagePrompt, StageRequest, ToolCall
 
 INPUT_RATE_HZ = 16_000
 
@@ -30,17 +30,22 @@ INPUT_RATE_HZ = 16_000
 @dataclass(slots=True)
 class Ears:
     """What the model remembers. ``to_say``: units of the answer that are left; ``turn`` counts answers; ``context``: units
-    that fill its context."""
+    that fill its context; ``known``: ids of calls whose results came, of which ``results`` are still to be said."""
 
     spoken_units: int = 0
     quiet_units: int = 0
     to_say: int = 0
     turn: int = 0
     context: int = 0
+    known: list[str] = field(default_factory=list)
+    results: list[str] = field(default_factory=list)
 
 
 class ResidentModel(AsyncStage[Ears]):
-    """Listens until somebody spoke and was quiet again, then answers, one unit per unit heard."""
+    """Listens until somebody spoke and was quiet again, then answers, one unit per unit heard.
+
+    The result of a function gets a unit of its own: behind what is being said, or at once if nothing is.
+    """
 
     def __init__(self, script: Script) -> None:
         self._script = script
@@ -60,7 +65,10 @@ class ResidentModel(AsyncStage[Ears]):
         script = self._script
         prompt = request.prompt
         await asyncio.sleep(script.unit_s)
-        self._hear(state, prompt)
+        talking = state.to_say > 0
+        self._read(state, prompt)
+        if prompt.audio:
+            self._hear(state, prompt)
         if state.to_say and script.fault(0, "speak") is not None:
             error = StageError(ErrorCode.RUNTIME_STREAM_FAILED.value, "The script told this stage to fail.")
             yield RequestOutput(request_id=request.request_id, error=error)
@@ -69,7 +77,10 @@ class ResidentModel(AsyncStage[Ears]):
         if script.context_units and state.context > script.context_units:
             raise RuntimeError(f"the context of {script.context_units} units has overflowed")
         ears: dict[str, Scalar] = {"spoken": state.spoken_units, "quiet": state.quiet_units, "turn": state.turn}
-        ears["context"] = state.context
+        ears["context"], ears["known"] = state.context, " ".join(state.known)
+        if not prompt.audio and (talking or not state.to_say):
+            yield RequestOutput(request_id=request.request_id, segment_finished=True, metadata=ears)
+            return
         if not state.to_say:
             yield RequestOutput(
                 request_id=request.request_id,
@@ -78,24 +89,42 @@ class ResidentModel(AsyncStage[Ears]):
                 metadata={"decision": "listen", **ears},
             )
             return
-        said = script.answer_units - state.to_say
+        said = script.answer_units - (state.to_say - len(state.results))
+        calls: tuple[ToolCall, ...] = ()
+        if state.to_say <= len(state.results):
+            text = f"The result is {state.results.pop(0)}. "
+        else:
+            text = f"Unit {said + 1} of answer {state.turn}. "
+            call = script.call(f"answer {state.turn}", prompt.menu)
+            if call is not None and call.says == said:
+                calls = (ToolCall(name=call.name, arguments=call.arguments),)
         state.to_say = 0 if prompt.options.get("force_listen") else state.to_say - 1
         yield RequestOutput(
             request_id=request.request_id,
             segment_finished=True,
             finished=prompt.final,
-            text=f"Unit {said + 1} of answer {state.turn}. ",
+            text=text,
             audio=tone(script.unit_ms, rate_hz=OUTPUT_RATE_HZ),
             audio_rate_hz=OUTPUT_RATE_HZ,
+            calls=calls,
             metadata={"decision": "speak" if state.to_say else "end", **ears},
         )
 
-    def _hear(self, state: Ears, prompt: StagePrompt) -> None:
+    def _read(self, state: Ears, prompt: StagePrompt) -> None:
+        """What it is told and did not know: what it knew before, and results of functions."""
         known = prompt.options
         if known.get("rebuild") is True:
             state.spoken_units, state.quiet_units = int(known.get("spoken") or 0), int(known.get("quiet") or 0)
             state.turn = int(known.get("turn") or 0)
             state.context = int(known.get("context") or 0)
+            state.known = str(known.get("known") or "").split()
+        for message in prompt.messages:
+            if message.call_id and message.call_id not in state.known and not message.text.startswith("No result"):
+                state.known.append(message.call_id)
+                state.results.append(message.text)
+                state.to_say += 1
+
+    def _hear(self, state: Ears, prompt: StagePrompt) -> None:
         if rms(prompt.audio) > QUIET_RMS:
             state.spoken_units += 1
             state.quiet_units = 0
@@ -123,6 +152,7 @@ class ResidentPlugin(DuplexModelPlugin):
             chunk_period_ms=script.unit_ms,
             max_silence_units=64,
             compacts=script.compacts,
+            calls_functions=bool(script.calls),
         )
 
     def create_session_state(self, config: SessionConfig) -> ScriptedState:
@@ -145,12 +175,15 @@ class ResidentPlugin(DuplexModelPlugin):
         known: dict[str, Scalar] = {**state.known, "rebuild": True} if request.rebuild else {}
         if request.compact:
             known["context"] = self.script.context_units // 4  # a summary of what was said
+        told = request.history if request.result is None else (request.result,)
         return AppendPlan(
             prompt=StagePrompt(
+                messages=tuple(entry.message for entry in told if entry.role == "tool"),
                 audio=request.audio,
                 audio_rate_hz=request.rate_hz,
                 final=request.final,
                 session_key=request.session_id,
+                menu=request.config.menu,
                 options={"force_listen": request.force_listen, **known},
             )
         )
@@ -175,6 +208,7 @@ class ResidentPlugin(DuplexModelPlugin):
         results: list[ModelResult] = []
         if output.audio:
             results.append(Speech(text=output.text, audio=output.audio, rate_hz=output.audio_rate_hz))
+        results += (FunctionCall(name=call.name, arguments=call.arguments) for call in output.calls)
         match output.metadata.get("decision"):
             case "listen":
                 results.append(Listened())

@@ -26,7 +26,8 @@ class ScriptedFault(msgspec.Struct, frozen=True, kw_only=True):
 class ScriptedCall(msgspec.Struct, frozen=True, kw_only=True):
     """A question that contains ``when`` makes the model ask for ``name``, if it is offered, ``times`` over.
 
-    ``says`` sentences are said first. The question that a result answers is answered with the result.
+    ``says`` sentences are said first. The question that a result answers is answered with the result. A resident model is
+    asked ``answer N`` and says so many units first; it talks on, and a result gets a unit of its own.
     """
 
     when: str

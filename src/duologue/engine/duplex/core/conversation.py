@@ -226,10 +226,10 @@ def create_item(s: SessionState, command: CreateItem) -> None:
         )
         return
     item = _item(given, item_id)
-    if given.output is not None:
-        tools.answered(s, given.output)
     previous = s.history.insert(item, after)
     s.emit(ItemAdded(item=item.view(), previous_item_id=previous))
+    if given.output is not None:
+        tools.answered(s, given.output)
 
 
 def _item(given: InputItem, item_id: str) -> Item:

@@ -52,7 +52,7 @@ class SubmitAppend(_Effect, frozen=True, kw_only=True):
 
     ``first``: the request does not exist at the stage yet. ``rebuild``: it takes the place of one that is gone,
     ``compact``: and shall begin with less than that held. ``out_of_band``: it is beside the conversation, and has no
-    sequence number.
+    sequence number. ``result``: this piece is what became of a function call, and no audio.
     """
 
     number: int
@@ -75,6 +75,7 @@ class SubmitAppend(_Effect, frozen=True, kw_only=True):
     compact: bool = False
     pause: bool = False
     quiet: bool = False
+    result: HistoryEntry | None = None
 
 
 class AbortRequests(_Effect, frozen=True, kw_only=True):

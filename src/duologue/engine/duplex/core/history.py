@@ -26,7 +26,7 @@ from duologue.engine.duplex.events import (
 from duologue.engine.duplex.plugin import HistoryEntry
 from duologue.outputs import Image, ToolCall
 
-_NO_RESULT: dict[str, str] = {
+NO_RESULT: dict[str, str] = {
     "pending": "No result yet: the function is still running.",
     "answered": "The result is no longer part of the conversation.",
     "timed_out": "No result: the function did not answer in time.",
@@ -225,7 +225,7 @@ def _entries(item: Item, outputs: dict[str, str]) -> tuple[HistoryEntry, ...]:
     """What a model reads of one item. A call is always followed by its result, wherever the client put that."""
     call = item.call
     if call is not None:
-        result = outputs.get(call.call_id, _NO_RESULT[item.call_state])
+        result = outputs.get(call.call_id, NO_RESULT[item.call_state])
         return (
             HistoryEntry(item_id=item.item_id, role="assistant", text="", calls=(call,)),
             HistoryEntry(item_id=item.item_id, role="tool", text=result, call_id=call.call_id),

@@ -2,7 +2,7 @@
 
 Rules kept here: units are cut exactly, whatever the appends were; no silence is fed while real input waits; an answer goes
 on to its end or is closed, and never needs more client audio for that; after an interruption the new request hears what the
-user is saying from its beginning.
+user is saying from its beginning; what became of a function call reaches the request that asked for it once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from duologue.engine.duplex.core.responses import Response
 from duologue.engine.duplex.core.state import CommittedTurn, SessionState
 from duologue.engine.duplex.core.tail import PendingAppend
 from duologue.engine.duplex.events import ResponseListen
+from duologue.engine.duplex.plugin import HistoryEntry
 
 LISTENING = "listening"
 """Who is fed silence while no answer is in progress: the model itself, if it is frame-locked."""
@@ -110,6 +111,25 @@ def commit(s: SessionState, committed: CommittedTurn, *, create_response: bool) 
             answers.new_response(s, committed.item_id, ResponseOptions(), _record(s))
         else:
             answers.want(s, committed.item_id, ResponseOptions())
+    submission.pump(s)
+
+
+def tell(s: SessionState, result: HistoryEntry) -> None:
+    """What became of a call goes to the request that asked, after the audio that is on its way already.
+
+    A request that has not begun gets the whole conversation with its first unit, this included.
+    """
+    record = next((record for record in s.requests.records.values() if record.purpose == "resident"), None)
+    if record is None:
+        return
+    on_its_way = s.tail.in_flight
+    if not record.submitted and (on_its_way is None or on_its_way.request_id != record.request_id):
+        return
+    s.tail.enqueue(
+        PendingAppend(
+            request_id=record.request_id, fence=s.fences.current, audio=b"", final=False, respond=True, result=result
+        )
+    )
     submission.pump(s)
 
 

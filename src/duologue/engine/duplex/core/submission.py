@@ -95,6 +95,7 @@ def _submission(s: SessionState, append: PendingAppend, record: StageRequestReco
         silence=append.silence,
         pause=append.pause,
         quiet=append.quiet,
+        result=append.result,
         force_listen=append.force_listen,
         history=history,
         config=config,
@@ -124,7 +125,8 @@ def accepted(s: SessionState, item: AppendAccepted) -> None:
     s.fences.commit(append.fence)
     s.lease.touch(s.now)
     if s.resident_family:
-        s.silence.accepted(item.submitted_at, silence=append.silence)
+        if append.result is None:  # which is no time that passes
+            s.silence.accepted(item.submitted_at, silence=append.silence)
         resident.keep_clock(s, silence=append.silence)
     append.audio = b""
     pump(s)

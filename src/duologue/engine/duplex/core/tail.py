@@ -12,11 +12,15 @@ from dataclasses import dataclass, field
 
 from duologue.engine.duplex.contracts import DuplexFence
 from duologue.engine.duplex.core.tables import APPEND, advance
+from duologue.engine.duplex.plugin import HistoryEntry
 
 
 @dataclass(slots=True)
 class PendingAppend:
-    """One piece of input on its way. ``audio`` is given up once the piece is settled."""
+    """One piece of input on its way. ``audio`` is given up once the piece is settled.
+
+    ``result``: what became of a function call, for the request that asked; such a piece has no audio.
+    """
 
     request_id: str
     fence: DuplexFence
@@ -28,6 +32,7 @@ class PendingAppend:
     item_id: str | None = None
     pause: bool = False
     quiet: bool = False
+    result: HistoryEntry | None = None
     number: int = 0
     state: str = "queued"
 

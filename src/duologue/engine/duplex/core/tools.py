@@ -3,17 +3,19 @@
 Rules kept here: a result is applied once, in the epoch in which it was asked for and strictly before its deadline, and any
 other is refused with an error that names the call; a call without a result stays in the prompt with a sentence that says
 why, so that no model waits for one; ids of calls are made here and never twice; a call that finds the ledger full of open
-ones is not made.
+ones is not made; a resident model hears what became of its call while its request runs, once.
 """
 
 from __future__ import annotations
 
 from duologue.engine.duplex.commands import CallOutput, CreateItem
+from duologue.engine.duplex.core import resident
 from duologue.engine.duplex.core.calls import CallRecord
-from duologue.engine.duplex.core.history import Item
+from duologue.engine.duplex.core.history import NO_RESULT, Item
 from duologue.engine.duplex.core.responses import Response
 from duologue.engine.duplex.core.state import SessionState
 from duologue.engine.duplex.events import FunctionCalled
+from duologue.engine.duplex.plugin import HistoryEntry
 from duologue.engine.duplex.results import FunctionCall
 from duologue.errors import ErrorCode
 from duologue.outputs import ToolCall
@@ -125,10 +127,18 @@ def answered(s: SessionState, output: CallOutput) -> None:
     record = s.tools.get(output.call_id)
     if record is not None:
         record.advance("answered")
+        _tell(s, record, output.output)
         return
     call = s.history.call(output.call_id)
     if call is not None:
         call.call_state = "answered"
+
+
+def _tell(s: SessionState, record: CallRecord, text: str) -> None:
+    """A resident model does not read the conversation again: its request is told."""
+    if s.resident_family:
+        call_id = record.call_id
+        resident.tell(s, HistoryEntry(item_id=record.item.item_id, role="tool", text=text, call_id=call_id))
 
 
 # -- the other ends ------------------------------------------------------------------------------------------------------
@@ -144,6 +154,7 @@ def expire(s: SessionState) -> None:
                 f"No result of function call {record.call_id!r} came within {s.runtime.tool_result_timeout_s:g} s.",
                 param="item.call_id",
             )
+            _tell(s, record, NO_RESULT[record.state])
 
 
 def cancel_pending(s: SessionState) -> None:
@@ -157,3 +168,4 @@ def forgotten(s: SessionState, item: Item) -> None:
     record = s.tools.get(item.call.call_id) if item.call is not None else None
     if record is not None and record.state == "pending":
         record.advance("cancelled")
+        _tell(s, record, NO_RESULT[record.state])

@@ -161,6 +161,7 @@ class ModelChannel:
             force_listen=effect.force_listen,
             pause=effect.pause,
             quiet=effect.quiet,
+            result=effect.result,
             history=effect.history,
             config=effect.config,
             instructions=effect.instructions,
