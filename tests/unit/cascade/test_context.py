@@ -68,3 +68,17 @@ def test_estimates_are_on_the_high_side() -> None:
 def test_a_budget_that_holds_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="16"):
         fit_history([], 15)
+
+
+@given(_HISTORY, st.text(max_size=60), st.text(max_size=60), st.integers(40, 400))
+def test_what_is_left_out_is_known_before_the_question_is(
+    history: list[ChatMessage], one: str, other: str, budget: int
+) -> None:
+    """Any two questions within the reserve follow the same turns, so those can be read before either is asked."""
+    reserve = max(estimated_tokens(one), estimated_tokens(other))
+    before = [
+        fit_history([*history, ChatMessage(Role.USER, text)], budget, reserve_tokens=reserve)[:-1]
+        for text in (one, other, "")
+        if reserve <= budget
+    ]
+    assert all(kept == before[0] for kept in before)

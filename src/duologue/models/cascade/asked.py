@@ -20,6 +20,7 @@ _FIRST_CLAUSE_CHARS = 12
 _OPENING_CHARS = (20, 80)  # about one second of speech, in which the next four are made, in which the rest is
 _PERSONA_TOKENS = 320  # what stands before the conversation, at most
 _LEAST_TOKENS = 64
+_QUESTION_TOKENS = 64  # few questions that are spoken have more
 
 
 def nothing_asked(prompt: StagePrompt) -> bool:
@@ -62,8 +63,31 @@ def compose_prompt(
     prompt: StagePrompt, history: Sequence[ChatMessage], params: SamplingParams, context_tokens: int
 ) -> list[ChatMessage]:
     """The whole prompt: who the assistant is, and as much of the conversation as fits beside the answer."""
+    return persona.compose(_instructions(prompt), _fitting(history, params, context_tokens))
+
+
+def next_beginning(
+    prompt: StagePrompt, history: Sequence[ChatMessage], answer: str, params: SamplingParams, context_tokens: int
+) -> list[ChatMessage] | None:
+    """What the next prompt will begin with, if that is not what this one began with; else ``None``.
+
+    Holds for every next question of ordinary length: old turns are left out before there is no room for it.
+    """
+    kept = len(_fitting(history, params, context_tokens))
+    following = [*history, ChatMessage(Role.ASSISTANT, answer.strip()), ChatMessage(Role.USER, "")]
+    beginning = _fitting(following, params, context_tokens)[:-1]
+    if len(beginning) == kept + 1:
+        return None
+    return persona.compose(_instructions(prompt), beginning)
+
+
+def _instructions(prompt: StagePrompt) -> str:
+    return str(prompt.options.get("instructions") or "")
+
+
+def _fitting(history: Sequence[ChatMessage], params: SamplingParams, context_tokens: int) -> list[ChatMessage]:
     budget = max(_LEAST_TOKENS, context_tokens - params.max_tokens - _PERSONA_TOKENS)
-    return persona.compose(str(prompt.options.get("instructions") or ""), fit_history(history, budget))
+    return fit_history(history, budget, reserve_tokens=min(_QUESTION_TOKENS, budget // 8))
 
 
 def sentence_splitter() -> SentenceSplitter:

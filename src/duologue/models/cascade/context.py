@@ -29,16 +29,17 @@ def estimated_tokens(text: str) -> int:
     return _MESSAGE_TOKENS + -(-ascii_chars // _ASCII_PER_TOKEN) + _TOKENS_PER_OTHER * (len(text) - ascii_chars)
 
 
-def fit_history(history: Sequence[ChatMessage], budget_tokens: int) -> list[ChatMessage]:
+def fit_history(history: Sequence[ChatMessage], budget_tokens: int, *, reserve_tokens: int = 0) -> list[ChatMessage]:
     """The end of `history` that fits into `budget_tokens` by estimate.
 
-    Leaves out nothing as long as all fits; else at least as much as does not fit, rounded up to half the budget.
+    Leaves out nothing as long as all fits; else at least as much as does not fit, rounded up to half the budget. The last
+    message counts as `reserve_tokens` if it is shorter: so what is left out is known before the question is.
     Raises ValueError for a budget below 16.
     """
     if budget_tokens < 16:
         raise ValueError(f"a budget of {budget_tokens} tokens holds no conversation: at least 16")
     sizes = [_size(message) for message in history]
-    excess = sum(sizes) - budget_tokens
+    excess = sum(sizes) + max(0, reserve_tokens - sizes[-1] if sizes else 0) - budget_tokens
     if excess <= 0:
         return list(history)
     step = budget_tokens // 2

@@ -10,7 +10,6 @@ import contextlib
 import os
 import queue
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from duologue.models.cascade.asked import (
     compose_prompt,
     draft_wanted,
     history_of,
+    next_beginning,
     nothing_asked,
     read_ahead,
     sentence_splitter,
@@ -34,6 +34,7 @@ from duologue.models.cascade.edges import PAUSE, QUIET
 from duologue.models.cascade.language_model import MODEL_FILE, ContextOverflowError, LanguageModel
 from duologue.models.cascade.quiet import RATE_HZ
 from duologue.models.cascade.recogniser import LONGEST_S, Memory, Recogniser
+from duologue.models.cascade.slots import RollOvers, Slots, Work
 from duologue.models.cascade.synthesiser import RATE_HZ as VOICE_RATE_HZ
 from duologue.models.cascade.synthesiser import Synthesiser
 from duologue.models.cascade.vllm_model import SCHEME as VLLM
@@ -108,37 +109,6 @@ class RecogniseStage(Stage[Heard]):
 # -- language model ------------------------------------------------------------------------------------------------------
 
 
-class Slots:
-    """Which conversation is resident in which slot of the model: the least recently used one gives way."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._slots: OrderedDict[str, int] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def take(self, key: str) -> int:
-        """The slot of ``key``."""
-        with self._lock:
-            if key in self._slots:
-                self._slots.move_to_end(key)
-            elif len(self._slots) < self._count:
-                self._slots[key] = min(set(range(self._count)) - set(self._slots.values()))
-            else:
-                _, slot = self._slots.popitem(last=False)
-                self._slots[key] = slot
-            return self._slots[key]
-
-    def free(self, key: str) -> None:
-        """The conversation of ``key`` will not go on: its slot is the next to be taken."""
-        with self._lock:
-            self._slots.pop(key, None)
-
-    def used(self, slot: int) -> bool:
-        """Whether a conversation is resident in ``slot``."""
-        with self._lock:
-            return slot in self._slots.values()
-
-
 @dataclass(slots=True)
 class Asked:
     """One request of the language model. ``alone``: of no session, so its conversation need not stay resident.
@@ -186,7 +156,8 @@ class RespondStage(Stage[Asked]):
         log = os.environ.get(PROMPT_LOG)
         self._prompt_log = Path(log) if log else None
         self._log_lock = threading.Lock()
-        self._work = _Work()
+        self._work = Work()
+        self._ahead = RollOvers(self._model, self._work)
         # One slot is warm when the stage says it is ready; the others follow whenever nobody waits for an answer.
         self._model.prefill(0, persona.prefix())
         threading.Thread(target=self._warm_up, name="warm-up", daemon=True).start()
@@ -226,13 +197,21 @@ class RespondStage(Stage[Asked]):
         history = history_of(prompt)
         messages = compose_prompt(prompt, history, request.params, self._context_tokens)
         slot = self._slots.take(state.key)
+        self._ahead.abandon(slot)
         asked = _Question(slot, tuple(messages), request.params)
         if read_ahead(prompt):
             self._look_ahead(state, asked, draft=draft_wanted(prompt))
             return
         self._write_prompt(state.key, request, history)
         generation = self._generation(state, asked, control)
-        yield from _pieces(request.request_id, generation, sentences=not wants_deltas(prompt))
+        said: list[str] = []
+        for piece in _pieces(request.request_id, generation, sentences=not wants_deltas(prompt)):
+            said.append(piece.text)
+            if piece.finished and not state.alone:
+                following = next_beginning(prompt, history, "".join(said), request.params, self._context_tokens)
+                if following is not None:
+                    self._ahead.plan(slot, following)
+            yield piece
 
     def _look_ahead(self, state: Asked, asked: _Question, *, draft: bool) -> None:
         """Read what is likely to be asked, and begin to answer it if it is likely to be all."""
@@ -278,41 +257,8 @@ class RespondStage(Stage[Asked]):
 
     def shutdown(self) -> None:
         self._work.close()
+        self._ahead.close()
         self._model.close()
-
-
-class _Work:
-    """Whether anybody waits for an answer; a context for whoever does."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._running = 0
-        self.closed = False
-
-    @property
-    def busy(self) -> bool:
-        return self._running > 0 or self.closed
-
-    def __enter__(self) -> None:
-        with self._changed:
-            self._running += 1
-            self._changed.notify_all()
-
-    def __exit__(self, *exc: object) -> None:
-        with self._changed:
-            self._running -= 1
-            self._changed.notify_all()
-
-    def wait_idle(self, seconds: float) -> bool:
-        """Wait until nobody works, and then for ``seconds`` more; false if somebody began to."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._running == 0 or self.closed)
-            return not self._changed.wait_for(lambda: self.busy, timeout=seconds)
-
-    def close(self) -> None:
-        with self._changed:
-            self.closed = True
-            self._changed.notify_all()
 
 
 @dataclass(slots=True, frozen=True)
@@ -327,7 +273,7 @@ class _Question:
 class _Generation:
     """A generation in a thread of its own, read as a stream of deltas. ``control`` ``None``: nobody waits for it yet."""
 
-    def __init__(self, model: Generator, asked: _Question, work: _Work, control: StageControl | None = None) -> None:
+    def __init__(self, model: Generator, asked: _Question, work: Work, control: StageControl | None = None) -> None:
         self._model = model
         self._asked = asked
         self._work = work
