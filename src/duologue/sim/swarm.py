@@ -242,8 +242,7 @@ class Swarm:
             truncates="stock" in on and dice.random() < 0.7,
             voice=self._voice(self.dice(f"voice:{name}"), deployments[home]),
             hands=self._hands(self.dice(f"hands:{name}")),
-            # Who stays and is asked again and again whether he is there, keeps his session for ever.
-            leave="close" if leave == "stay" and (library or "idle" in on) else leave,
+            leave="close" if leave == "stay" and library else leave,
         )
 
     def _calm(self, person: Person) -> Person:

@@ -164,6 +164,28 @@ def test_acknowledgements_move_it() -> None:
     assert len(quick.of(InputTimedOut)) == 1
 
 
+def test_asking_somebody_who_has_gone_does_not_keep_the_session() -> None:
+    world = idle()
+    world.advance(0.3)
+    quiet_since, ttl_s = world.now, world.state.runtime.idle_ttl_s
+    assert ttl_s is not None
+    expired: list[float] = []
+    while world.now < quiet_since + ttl_s + 10.0:
+        asked = len(world.of(InputTimedOut))
+        world.advance(2.1)
+        if len(world.of(InputTimedOut)) > asked:
+            world.reply("Are you there?", 500)
+            world.advance(0.2)
+            world.send(AckPlayback(played_ms=100))
+        if world.core.lease_expiry(world.now) is not None:
+            expired.append(world.now)
+    assert len(world.of(InputTimedOut)) > 20
+    assert expired and abs(expired[0] - quiet_since - ttl_s) < 6.0
+    world.append(bytes(640))
+    world.advance(1.0)
+    assert world.core.lease_expiry(world.now) is None, "somebody is there again"
+
+
 def test_clearing_the_answer_begins_it() -> None:
     world = idle()
     world.send(ClearOutput())

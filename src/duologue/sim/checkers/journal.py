@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from duologue.engine.duplex.events import SessionExpired
+from duologue.engine.duplex.commands import AckPlayback
+from duologue.engine.duplex.events import InputTimedOut, SessionExpired
 from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation
 from duologue.sim.conversation import Attempt, Conversation, Heard
 from duologue.wire import server_events as wire
@@ -120,7 +121,12 @@ def _expiry(session: SessionEvidence) -> Iterator[Violation]:
     if terminal is None or talk is None or not isinstance(terminal.event, SessionExpired):
         return
     commands = site.seen.commands.get(session.session_id, ())
-    last = max((at for at, _ in commands if at <= terminal.at), default=session.told[0].at)
+    # Who is asked whether he is there is not there because his player acknowledges the question.
+    prompted = any(isinstance(event, InputTimedOut) for event in session.events)
+    signs = (
+        at for at, command in commands if at <= terminal.at and not (prompted and isinstance(command, AckPlayback))
+    )
+    last = max(signs, default=session.told[0].at)
     wait_s = {"idle_ttl_expired": site.idle_ttl_s, "disconnect_grace_expired": site.grace_s}.get(terminal.event.reason)
     if wait_s is not None and terminal.at + _EPSILON_S < last + wait_s:
         text = f"{terminal.event.reason} {terminal.at - last:.3f} s after a command, {wait_s:g} s were due"

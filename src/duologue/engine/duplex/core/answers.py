@@ -220,7 +220,7 @@ def model_spoke(s: SessionState, item: ModelSpoke) -> None:
     record = s.requests.get(item.request_id)
     if record is None or record.fence.epoch != s.fences.epoch or s.phase != "open":
         return
-    s.lease.touch(s.now)
+    s.lease.worked(s.now)
     for result in item.results:
         _note_time(s, record, result)
         if record.held is not None and not (isinstance(result, UserTranscript) and not result.final):

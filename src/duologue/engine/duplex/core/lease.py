@@ -2,7 +2,7 @@
 
 Rules kept here: resume is a compare-and-swap on the generation; replaying the control id of the resume that made the
 current generation is idempotent; the terminal state is entered once and nothing touches the lease after it; anything the
-user does counts as activity.
+user does counts as activity, and what is done for somebody who has gone quiet does not.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Lease:
     generation: int = 0
     detached_at: float | None = None
     resumed_by: str | None = None
+    unasked: bool = False  # what goes on is a question of ours to somebody who has gone quiet
 
     @property
     def attached(self) -> bool:
@@ -30,6 +31,12 @@ class Lease:
         """A sign of life."""
         if self.state != "terminal":
             self.last_activity = now
+            self.unasked = False
+
+    def worked(self, now: float) -> None:
+        """Something was done for the client, or taken note of by it: a sign of life as long as it had asked for it."""
+        if not self.unasked:
+            self.touch(now)
 
     def detach(self, now: float, expected: int | None) -> bool:
         """The owner is gone; false (and no change) if someone else owns the session by now."""

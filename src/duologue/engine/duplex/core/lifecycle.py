@@ -314,6 +314,7 @@ def idle_timed_out(s: SessionState) -> None:
         return
     item = Item(item_id=f"item_{s.ids.next_hex()}", role="user")
     s.history.append(item)
+    s.lease.unasked = True
     at = s.audio.ms(s.audio.end)
     s.emit(InputTimedOut(item_id=item.item_id, audio_start_ms=s.audio.ms(s.audio.floor), audio_end_ms=at))
     answers.want(s, None, ResponseOptions())

@@ -210,7 +210,10 @@ class DuplexEngineSession:
                 event_id=command.event_id,
             )
             return
-        s.lease.touch(s.now)
+        if isinstance(command, AckPlayback):
+            s.lease.worked(s.now)  # clients send these by themselves, whether anybody listens or not
+        else:
+            s.lease.touch(s.now)
         if isinstance(command, CommitAudio | CreateResponse) and not turns.allowed(s, command.event_id):
             return
         match command:

@@ -123,7 +123,7 @@ def accepted(s: SessionState, item: AppendAccepted) -> None:
             s.resident.rebuild = s.resident.compact = False
         record.submitted = True
     s.fences.commit(append.fence)
-    s.lease.touch(s.now)
+    s.lease.worked(s.now)
     if s.resident_family:
         if append.result is None:  # which is no time that passes
             s.silence.accepted(item.submitted_at, silence=append.silence)
