@@ -42,6 +42,8 @@ def run_talk(options: TalkOptions) -> int:
     if options.out is not None and outcome.audio:
         write_wav(options.out, outcome.audio, RATE_HZ)
         typer.echo(f"answer written to {options.out}", err=True)
+    if outcome.status is None and outcome.audio:
+        raise CommandError(f"the answer was not over after {options.timeout_s:.0f} s", "wait longer: --timeout SECONDS")
     if outcome.status is None:
         raise CommandError(
             f"no answer within {options.timeout_s:.0f} s",

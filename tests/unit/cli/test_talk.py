@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from duologue.audio import write_wav
 from duologue.cli.exchange import TalkOptions, settings
+from duologue.cli.fault import CommandError
 from duologue.cli.sound import Speaker, follow
-from duologue.cli.talk import Outcome, converse
+from duologue.cli.talk import Outcome, converse, run_talk
 from duologue.client import PlaybackTracker, connect
 from duologue.sim.loop import virtual
 from duologue.wire.objects import Response
@@ -111,3 +115,18 @@ async def test_the_loudspeaker_falls_silent_when_the_user_speaks() -> None:
         await follow(delta("r2", 100), session, speaker, tracker)
         await follow(end, session, speaker, tracker)
         assert not speaker._chunks
+
+
+@pytest.mark.parametrize(
+    ("heard", "said"), [(b"", "no answer within 3 s"), (bytes(480), "the answer was not over after 3 s")]
+)
+def test_it_is_told_whether_there_was_no_answer_or_no_end_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, heard: bytes, said: str
+) -> None:
+    async def interrupted(options: TalkOptions, pcm16: bytes, rate_hz: int) -> Outcome:
+        return Outcome(audio=heard, status=None)
+
+    monkeypatch.setattr("duologue.cli.talk._talk", interrupted)
+    write_wav(tmp_path / "question.wav", SECOND, RATE_HZ)
+    with pytest.raises(CommandError, match=said):
+        run_talk(TalkOptions(url="ws://h", wav=tmp_path / "question.wav", timeout_s=3.0))
