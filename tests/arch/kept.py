@@ -58,7 +58,7 @@ RULES: Final[dict[str, tuple[str, ...]]] = {
 }
 
 FIELD_CASES: Final = range(1, 61)
-DECISIONS: Final = range(1, 23)
+DECISIONS: Final = range(1, 30)
 
 INVARIANTS: Final[dict[str, tuple[str, ...]]] = {
     # number of list B -> where a checker asserts it: module and a text that it says or checks

@@ -129,7 +129,7 @@ async def test_a_stop_during_an_answer_ends_the_answer_then_the_session() -> Non
 
 
 @on_loop
-async def test_the_fifth_session_is_refused_and_a_freed_slot_is_free_at_once() -> None:
+async def test_decision_28_the_fifth_session_is_refused_and_a_freed_slot_is_free_at_once() -> None:
     async with real(config()) as host:
         clients = []
         for _ in range(4):

@@ -67,7 +67,7 @@ def test_any_chunking_gives_the_same_messages(sent: list[ToWorker], cuts: list[i
     assert got == sent
 
 
-def test_large_messages_leave_only_a_note_on_the_socket_and_the_ring_is_used_again_and_again() -> None:
+def test_decision_25_large_messages_leave_only_a_note_on_the_socket() -> None:
     ours, theirs = pair()
     writer, reader = FrameWriter(ours), FrameReader(to_worker, theirs)
     for number in range(40):
@@ -77,7 +77,7 @@ def test_large_messages_leave_only_a_note_on_the_socket_and_the_ring_is_used_aga
         assert reader.feed(frame) == [message]
 
 
-def test_a_full_ring_sends_inline_and_order_holds() -> None:
+def test_decision_25_a_full_ring_sends_inline_and_order_holds() -> None:
     ours, theirs = pair()
     writer, reader = FrameWriter(ours), FrameReader(to_worker, theirs)
     sent = [submit(number, bytes(3_000_000)) for number in range(4)]

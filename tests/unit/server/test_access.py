@@ -80,7 +80,7 @@ def test_a_wrong_key_is_refused(authorization: str | None) -> None:
         ("http://[::1", False),
     ],
 )
-def test_only_local_pages_may_connect_by_default(origin: str, allowed: bool) -> None:
+def test_decision_27_only_local_pages_may_connect_by_default(origin: str, allowed: bool) -> None:
     assert Access().allows_origin(origin) is allowed
 
 
@@ -117,7 +117,7 @@ def test_behaviour_20_resume_tokens_rotate_and_are_not_kept() -> None:
         (ServeConfig(max_frame_bytes=1_000), "max_frame_bytes"),
     ],
 )
-def test_an_unsafe_configuration_does_not_start(config: ServeConfig, about: str) -> None:
+def test_decision_27_an_unsafe_configuration_does_not_start(config: ServeConfig, about: str) -> None:
     with pytest.raises(ServeError, match=about):
         check(config)
 

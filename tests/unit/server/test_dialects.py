@@ -102,7 +102,7 @@ def test_every_frame_has_its_own_id_and_what_clients_require(connect: Callable[[
         assert REQUIRED.get(frame["type"], set()) <= set(frame), frame["type"]
 
 
-def test_ga_frames_hold_nothing_of_the_duplex_dialect() -> None:
+def test_decision_29_ga_frames_hold_nothing_of_the_duplex_dialect() -> None:
     client = ga()
     client.say(*answer("r", "i"))
     for frame in client.frames:
@@ -294,7 +294,7 @@ def test_a_transcript_that_was_guessed_right_is_completed_by_its_deltas() -> Non
     assert "".join(deltas) == "I want to go home."
 
 
-def test_ga_errors_use_openais_codes_and_the_benign_race_says_so() -> None:
+def test_decision_26_ga_errors_use_openais_codes_and_the_benign_race_says_so() -> None:
     (error,) = ga().send("response.cancel", event_id="E1")
     assert error["error"]["code"] == "response_cancel_not_active"
     assert error["error"]["message"].startswith("Cancellation failed")

@@ -190,7 +190,7 @@ class Loudness:
 
 
 @virtual
-async def test_frames_of_many_sessions_share_a_call(runtime: VirtualRuntime) -> None:
+async def test_decision_24_frames_of_many_sessions_share_a_call(runtime: VirtualRuntime) -> None:
     scorer = Loudness()
     service = BatchedDetection(runtime, scorer)  # type: ignore[arg-type]
     desks = [desk(runtime, config=VAD, detection=service) for _ in range(5)]
