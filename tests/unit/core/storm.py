@@ -95,7 +95,7 @@ TINY = DuplexSessionRuntimeConfig(
     max_backlog_ms=2_000,
     max_turn_ms=3_000,
     max_tool_calls_per_session=2,
-    tool_result_timeout_s=2.0,
+    tool_result_timeout_s=0.5,
 )
 RUNTIMES = (
     DuplexSessionRuntimeConfig(),

@@ -67,12 +67,12 @@ def test_a_fetch_returns_empty_when_its_time_is_over() -> None:
 
 
 def test_a_full_outbox_holds_the_stage_until_it_is_fetched() -> None:
-    box = Outbox(most_bytes=2000)
+    box = Outbox(most_bytes=20_000)  # the texts outweigh whatever else an output carries
     pushed = threading.Semaphore(0)
 
     def fill() -> None:
         for _ in range(50):
-            box.push(1, RequestOutput(request_id="r", text="x" * 100))
+            box.push(1, RequestOutput(request_id="r", text="x" * 4_000))
             pushed.release()
 
     thread = threading.Thread(target=fill)
