@@ -105,10 +105,10 @@ async def with_sessions(runtime: Runtime, count: int, *, requests: bool = True) 
         return answers, [talker.heard for talker in talkers]
 
 
-def test_sixteen_sessions_change_no_answer_and_no_answer_changes_a_session() -> None:
+def test_sixty_four_sessions_change_no_answer_and_no_answer_changes_a_session() -> None:
     alone, _ = run(lambda runtime: with_sessions(runtime, 0))
-    beside, heard = run(lambda runtime: with_sessions(runtime, 16))
-    _, undisturbed = run(lambda runtime: with_sessions(runtime, 16, requests=False))
+    beside, heard = run(lambda runtime: with_sessions(runtime, 64))
+    _, undisturbed = run(lambda runtime: with_sessions(runtime, 64, requests=False))
     assert beside == alone
     assert heard == undisturbed
     assert all(len(turns) == 3 for turns in heard)
