@@ -193,6 +193,13 @@ SESSION: Final = (
         _IN_CORE + "test_history_chars",
     ),
     Limit(
+        _CORE + "history:HELD_PROMPTS",
+        "times `max_history_chars`",
+        "the oldest items are forgotten when the texts, arguments and results of all would be longer",
+        'duologue_held{what="items"}, duologue_limit_acted{limit="items"}',
+        _IN_CORE + "test_held_prompts",
+    ),
+    Limit(
         _CORE + "heard:MAX_MARKS",
         "marks per answer",
         "every other mark goes: between two marks the text counts as spread evenly",
@@ -340,7 +347,7 @@ CONNECTION: Final = (
     Limit(
         _CONNECTION + "max_early_events",
         "events",
-        "while the session opens, nothing more is read",
+        "while the session opens, nothing more is read; if it waits for a slot, more is refused (`input_backpressure`)",
         _READING,
         _IN_SERVER + "test_early_events",
     ),

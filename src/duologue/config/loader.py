@@ -46,6 +46,13 @@ def load_config(path: Path | None = None, environment: Mapping[str, str] | None 
     Raises :class:`ConfigError`.
     """
     origin = "configuration" if path is None else str(path)
+    try:
+        return _load(path, origin, environment or {})
+    except RecursionError:
+        raise ConfigError(origin, ["the values are nested too deeply, or one holds itself"]) from None
+
+
+def _load(path: Path | None, origin: str, environment: Mapping[str, str]) -> DuologueConfig:
     data = {} if path is None else _read(path)
     # A group whose every line is commented out reads as null; it means the defaults.
     data = {key: value for key, value in data.items() if value is not None}
@@ -92,6 +99,10 @@ def _read(path: Path) -> dict[str, Any]:
         where = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
         raise ConfigError(
             str(path), [f"the file is not valid YAML{where}: {getattr(error, 'problem', error)}"]
+        ) from None
+    except ValueError:  # 2026-13-45, 0x_
+        raise ConfigError(
+            str(path), ["a value looks like a number or a date and is none; put it in quotes if it is text"]
         ) from None
     if data is None:
         return {}
@@ -254,8 +265,8 @@ def _set(data: dict[str, Any], keys: list[str], text: str, variable: str) -> Non
 def _value(text: str, annotation: Any, variable: str) -> object:
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError(variable, ["the value is not valid YAML"]) from None
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise ConfigError(variable, ["the value is not valid YAML; put it in quotes if it is text"]) from None
     kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     if str in kinds and value is not None and not isinstance(value, str):
         return text  # digits may be a name

@@ -63,6 +63,9 @@ class Connection:
         self._out: deque[bytes] = deque()  # frames of this connection alone, ahead of the session's
         self._early: deque[client.AnyClientEvent] = deque()
         self._early_bytes = 0
+        self._place: deque[bytes] = deque()  # where it stands among those who wait: the newest word on it
+        self._queued = False
+        self._overflowed = False
         self._ending: Ending | None = None
         self._deadline: float | None = None
         self._asked: ControlMessage | None = None
@@ -84,9 +87,10 @@ class Connection:
     def reads(self) -> bool:
         """Whether more frames may be received now. False asks the shell to stop reading for a while."""
         limits = self._hub.limits
-        if self.state in ("opening", "resuming"):
-            return len(self._early) < limits.max_early_events and self._early_bytes < limits.max_early_bytes
         waiting = len(self._out)
+        if self.state in ("opening", "resuming"):
+            # Who waits for a slot may wait long: reading on is how a hang-up and the answers to pings are noticed.
+            return waiting < limits.max_local_frames and (self._queued or not self._early_full)
         if self._attachment is not None:
             waiting += self._attachment.local_frames
         return waiting < limits.max_local_frames
@@ -115,8 +119,7 @@ class Connection:
             self._refuse(fault, fault.event_id)
             return self._drain()
         if self.state in ("opening", "resuming"):
-            self._early.append(event)
-            self._early_bytes += len(frame)
+            self._keep_early(event, len(frame))
         else:
             self._handle(event, now)
         return self._drain()
@@ -143,8 +146,8 @@ class Connection:
 
     def data_to_send(self, now: float) -> bytes | None:
         """The next text frame; it counts as handed to the socket. ``None`` if there is none now."""
-        if self._out:
-            return self._out.popleft()
+        if self._place or self._out:
+            return self._place.popleft() if self._place else self._out.popleft()
         attachment = self.attachment
         if attachment is None or self.state != "live":
             return None
@@ -164,7 +167,7 @@ class Connection:
         attachment = self._attachment
         if self.state == "live" and attachment is not None and attachment.terminal is not None:
             self._set_deadline(now + self._hub.limits.close_timeout_s)
-        if self.state == "ending" and not self._out and self._ending is not None:
+        if self.state == "ending" and not self._out and not self._place and self._ending is not None:
             self._actions.append(CloseSocket(self._ending.code, self._ending.reason))
             self.state = "closed"
             self._deadline = None
@@ -195,6 +198,7 @@ class Connection:
         state, self.state = self.state, "closed"
         self._deadline = None
         self._out.clear()
+        self._place.clear()
         self._early.clear()
         attachment = self._attachment
         if state in ("live", "ending") and attachment is not None and attachment.owner is self:
@@ -284,7 +288,7 @@ class Connection:
             self._give_up(fault, self._cause)
             return
         self._attachment = attachment
-        attachment.on_queued = self._queued
+        attachment.on_queued = self._wait
         self._deadline = None
         self.state = "opening"
         message = OpenSession(
@@ -297,11 +301,27 @@ class Connection:
         self._asked = message
         self._actions.append(Ask(message))
 
-    def _queued(self, frames: list[bytes]) -> None:
+    def _wait(self, frames: list[bytes]) -> None:
         """The session waits for a slot; where the dialect can tell, the client hears its place."""
         if self.state == "opening":
-            self._out.extend(frames)
+            self._queued = True
+            self._place = deque(frames)
             self.wake()
+
+    @property
+    def _early_full(self) -> bool:
+        limits = self._hub.limits
+        return len(self._early) >= limits.max_early_events or self._early_bytes >= limits.max_early_bytes
+
+    def _keep_early(self, event: client.AnyClientEvent, size: int) -> None:
+        """Keep what arrives before the session is there. Audio beyond the bound is refused once, unless it has an id."""
+        if not self._early_full:
+            self._early.append(event)
+            self._early_bytes += size
+        elif event.event_id is not None or not isinstance(event, client.AudioAppend) or not self._overflowed:
+            self._overflowed = True
+            message = "The session waits for a slot, and as much as may wait with it is kept: this event is not."
+            self._refuse(ClientFault(ErrorCode.INPUT_BACKPRESSURE, message), event.event_id)
 
     def _first_config(self, event: client.SessionUpdate | None) -> SessionConfig:
         base = dialect_defaults(self._hub.defaults, self._hello.dialect)

@@ -109,18 +109,44 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
 
 class HandshakeProtocol(H11Protocol):
-    """uvicorn's HTTP protocol, which drops a connection that has sent no whole request in time."""
+    """uvicorn's HTTP protocol, which drops a connection that takes too long over the head of a request, be it the first
+    or a later one. (Between requests uvicorn's own bound holds, within one that of its body.)"""
 
     handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
+    _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
         self.app_state = {**self.app_state, CONNECTION: transport}
-        self.loop.call_later(self.handshake_timeout_s, self._check_handshake)
+        self._await_head()
 
-    def _check_handshake(self) -> None:
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._head_is_due():
+            self._stop_waiting()
+        elif self._head_timer is None:  # more of the same head gives no more time
+            self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _head_is_due(self) -> bool:
         # After an upgrade the transport belongs to another protocol.
-        if self.transport.get_protocol() is self and self.cycle is None:
+        between = self.cycle is None or self.cycle.response_complete
+        return between and self.transport.get_protocol() is self and not self.transport.is_closing()
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.handshake_timeout_s, self._head_is_late)
+
+    def _stop_waiting(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if self._head_is_due():
             self.transport.abort()
 
 

@@ -174,6 +174,43 @@ async def test_a_peer_that_sends_no_request_is_dropped() -> None:
 
 
 @on_loop
+async def test_a_peer_that_sends_its_second_request_forever_is_dropped_too() -> None:
+    async with server(config=ServeConfig(handshake_timeout_s=0.2)) as host:
+        reader, writer = await asyncio.open_connection(host.listening.host, host.listening.port)
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+
+        async def drip() -> None:
+            writer.write(b"GET /health HTTP/1.1\r\nX: ")
+            while not writer.transport.is_closing():
+                writer.write(b"x")
+                await asyncio.sleep(0.01)
+
+        dripping = asyncio.create_task(drip())
+        async with asyncio.timeout(20):
+            with contextlib.suppress(ConnectionResetError):
+                await reader.read()
+        dripping.cancel()
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+@on_loop
+async def test_requests_one_after_the_other_are_all_answered() -> None:
+    async with server(config=ServeConfig(handshake_timeout_s=0.2)) as host:
+        reader, writer = await asyncio.open_connection(host.listening.host, host.listening.port)
+        for _ in range(3):
+            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            assert head.startswith("HTTP/1.1 200")
+            await reader.readexactly(int(head.split("content-length: ")[1].split("\r\n")[0]))
+            await asyncio.sleep(0.15)
+        writer.close()
+        await writer.wait_closed()
+
+
+@on_loop
 async def test_foreign_pages_are_turned_away() -> None:
     async with server() as host:
         with pytest.raises(InvalidStatus) as caught:

@@ -139,6 +139,11 @@ def test_empty_groups_mean_the_defaults(tmp_path: Path, text: str) -> None:
         ),
         ("- a list", "must hold keys and values, got a list"),
         ("server: [1", "not valid YAML in line 1"),
+        ("server: {host: 2026-13-45}", "a value looks like a number or a date and is none"),
+        ("server: {port: 0x_}", "a value looks like a number or a date and is none"),
+        (f"server: {{port: {'9' * 5_000}}}", "a value looks like a number or a date and is none"),
+        ("server: &all [*all]", "nested too deeply, or one holds itself"),
+        ("[" * 5_000, "nested too deeply, or one holds itself"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_value_and_what_is_allowed(tmp_path: Path, text: str, expected: str) -> None:
@@ -221,6 +226,9 @@ def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
         ("DUOLOGUE__SERVER__PROT", "1", "server.prot is not a known key: did you mean 'port'?"),
         ("DUOLOGUE__SERVER__PORT", "abc", "server.port: expected int, got 'abc'"),
         ("DUOLOGUE__SERVER__PORT", "[1", "the value is not valid YAML"),
+        ("DUOLOGUE__SERVER__HOST", "2026-13-45", "put it in quotes if it is text"),
+        ("DUOLOGUE__SERVER__API_KEYS", "0x_", "put it in quotes if it is text"),
+        ("DUOLOGUE__SERVER__PORT", "[" * 5_000, "the value is not valid YAML"),
         ("DUOLOGUE__LOGGING__LEVEL", "loud", "logging.level must be one of"),
     ],
 )

@@ -7,8 +7,16 @@ from msgspec import structs
 
 from duologue.config.session import ServerVad, SessionConfig, SessionPatch
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
-from duologue.engine.duplex.commands import CommitAudio, CreateItem, CreateResponse, InputItem, UpdateSession
+from duologue.engine.duplex.commands import (
+    CommitAudio,
+    CreateItem,
+    CreateResponse,
+    DeleteItem,
+    InputItem,
+    UpdateSession,
+)
 from duologue.engine.duplex.core.effects import JudgeConfig
+from duologue.engine.duplex.core.history import HELD_PROMPTS
 from duologue.engine.duplex.core.items import OutputTaken
 from duologue.engine.duplex.core.lifecycle import MAX_WAITING_UPDATES
 from duologue.engine.duplex.core.submission import TRANSCRIPT_WAIT_S
@@ -120,6 +128,33 @@ def test_history_chars(extra: int) -> None:
     world.send(CreateResponse())
     assert [len(entry.text) for entry in world.submits[-1].history] == [400, 600 + extra][extra > 0 :]
     assert world.core.acted()["history_chars"] == (extra > 0)
+
+
+@AROUND
+def test_held_prompts(extra: int) -> None:
+    """What a client writes is forgotten when it would fill so many prompts, the oldest first, deleted items not counted."""
+    world = limited(max_history_chars=100, max_items_per_session=1_000)
+    world.send(CreateItem(item=InputItem(role="user", item_id="gone", texts=("x" * 90,))))
+    world.send(DeleteItem(item_id="gone"))
+    for number in range(HELD_PROMPTS):
+        size = 100 + (extra if number == HELD_PROMPTS - 1 and extra < 0 else 0)
+        world.send(CreateItem(item=InputItem(role="user", item_id=f"i{number}", texts=("x" * (size - 40), "y" * 40))))
+    if extra > 0:
+        world.send(CreateItem(item=InputItem(role="user", item_id="more", texts=("x",))))
+    held = [item.item_id for item in world.state.history.items]
+    assert held == [f"i{n}" for n in range(extra > 0, HELD_PROMPTS)] + ["more"] * (extra > 0)
+    assert world.state.history.written_chars == sum(item.written_chars for item in world.state.history.items)
+    assert world.core.acted()["items"] == (extra > 0)
+
+
+@pytest.mark.parametrize("place", ["root", None])
+def test_the_item_just_added_is_never_forgotten_for_its_length(place: str | None) -> None:
+    world = limited(max_history_chars=100)
+    for number in range(HELD_PROMPTS + 3):
+        given = InputItem(role="user", item_id=f"i{number}", texts=("x" * 100,))
+        world.send(CreateItem(item=given, previous_item_id=place))
+        assert world.state.history.get(f"i{number}") is not None
+    assert len(world.state.history) == HELD_PROMPTS
 
 
 @AROUND

@@ -7,6 +7,8 @@ import json
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from duologue.engine.duplex.events import SessionQueued
+from duologue.engine.duplex.messages import SessionEventMessage
 from duologue.errors import ErrorCode
 from duologue.server.engine import EngineHealth
 from duologue.server.journal import Gap, Journal
@@ -158,3 +160,25 @@ def test_what_is_held_and_what_has_acted_is_shown() -> None:
     assert [shown["duologue_held", name] for name in HELD] == list(range(1, len(HELD) + 1))
     assert [shown["duologue_limit_acted", name] for name in ACTED] == list(range(1, len(ACTED) + 1))
     assert shown["duologue_journal_dropped_frames",] == 0
+
+
+@pytest.mark.parametrize("queued", [True, False])
+def test_errors_that_nobody_takes_stop_the_reading_while_the_session_opens(queued: bool) -> None:
+    world = World(limits=ConnectionLimits(max_local_frames=8))
+    world.answers = False
+    client = world.connect("/v1/duplex?model=fake")
+    client.reading = False
+    if queued:
+        (attachment,) = world.hub.sessions
+        for place in range(50, 0, -1):
+            attachment.deliver(
+                SessionEventMessage(session_id=attachment.session_id, number=0, event=SessionQueued(position=place))
+            )
+    for number in range(8):
+        assert client.connection.reads, number
+        client.raw("no event")
+    assert not client.connection.reads
+    client.reading = True
+    client.pump()
+    assert client.connection.reads
+    assert client.types == ["session.queued"] * queued + ["error"] * 8, "of the places only the newest"

@@ -73,3 +73,35 @@ async def test_a_drain_does_not_wait_for_those_who_wait(runtime: VirtualRuntime)
         assert await server.server.drain(5.0)
         assert runtime.now() - began < 1.0
         assert second.of("error")
+
+
+@virtual
+async def test_who_streams_while_it_waits_is_told_what_is_not_kept_and_may_hang_up(runtime: VirtualRuntime) -> None:
+    async with host(runtime, CONFIG) as server, server.talker(DUPLEX), server.talker(DUPLEX, opened=False) as second:
+        await second.until("session.queued")
+        for _ in range(200):
+            await second.send("input_audio_buffer.append", audio="AAAA")
+        await second.send("input_audio_buffer.clear", event_id="mine")
+        await second.until("error", 2)
+        refusals = [(error["error"]["code"], error["error"].get("event_id")) for error in second.of("error")]
+        assert refusals == [("input_backpressure", None), ("input_backpressure", "mine")]
+        second.pipe.client.hang_up()
+        await asyncio.sleep(1.0)
+        assert server.port.health().sessions_waiting == 0
+
+
+@virtual
+async def test_what_was_kept_while_it_waited_is_obeyed(runtime: VirtualRuntime) -> None:
+    async with (
+        host(runtime, CONFIG) as server,
+        server.talker(DUPLEX) as first,
+        server.talker(DUPLEX, opened=False) as second,
+    ):
+        await second.until("session.queued")
+        await second.send("input_audio_buffer.clear")
+        for _ in range(100):
+            await second.send("input_audio_buffer.append", audio="AAAA")
+        await second.until("error")
+        await first.send("session.close")
+        await second.until("input_audio_buffer.cleared")
+        assert len(second.of("error")) == 1

@@ -160,3 +160,39 @@ async def test_an_id_that_waits_is_taken(runtime: VirtualRuntime) -> None:
         _, again = ask(world, "ben")
         assert world.results[again].error_code == "session_exists"
         forget(world, "ben")
+
+
+@virtual
+async def test_a_crowd_that_leaves_is_not_told_of_every_step(runtime: VirtualRuntime) -> None:
+    crowd = 300
+    config = msgspec.structs.replace(ROOM, max_waiting_sessions=crowd)
+    async with engine(runtime, ephemeral_pipeline(runtime), config=config) as world:
+        ask(world, "anna")
+        names = [f"g{number}" for number in range(crowd)]
+        guests = [ask(world, name)[0] for name in names]
+        for name in names[:200]:
+            give_up(world, name)
+        await asyncio.sleep(3.0)
+        assert [places(guest)[-1] for guest in guests[200:]] == list(range(1, 101))
+        assert sum(len(places(guest)) for guest in guests) < 3 * crowd
+        forget(world, *names)
+
+
+@virtual
+async def test_places_are_told_without_holding_up_the_loop(runtime: VirtualRuntime) -> None:
+    crowd = 300
+    config = msgspec.structs.replace(ROOM, max_waiting_sessions=crowd)
+    async with engine(runtime, ephemeral_pipeline(runtime), config=config) as world:
+        ask(world, "anna")
+        names = [f"g{number}" for number in range(crowd)]
+        guests = [ask(world, name)[0] for name in names]
+        told: list[int] = []
+        before = sum(len(places(guest)) for guest in guests)
+        give_up(world, "g0")
+        while not told or sum(told) < crowd - 1:
+            now = sum(len(places(guest)) for guest in guests)
+            told.append(now - before)
+            before = now
+            await asyncio.sleep(0)
+        assert max(told) <= 64
+        forget(world, *names)

@@ -2,8 +2,9 @@
 
 Rules kept here: items never reorder by themselves; an assistant's text is what was heard, by the arithmetic of
 ``heard.py``, and never more than was sent; a *soft* cut (estimated at an interruption) may be corrected later, unless the
-client cleared it; a *hard* cut (the client's truncation) is a permanent maximum; the list is bounded: beyond ``max_items``
-the oldest items are forgotten, beyond ``max_chars`` the oldest are left out of the prompt.
+client cleared it; a *hard* cut (the client's truncation) is a permanent maximum; the list is bounded: beyond ``max_items``,
+or if the texts that a client wrote would fill ``HELD_PROMPTS`` prompts, the oldest items are forgotten; beyond
+``max_chars`` the oldest are left out of the prompt.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from duologue.engine.duplex.events import (
 )
 from duologue.engine.duplex.plugin import HistoryEntry
 from duologue.outputs import Image, ToolCall
+
+HELD_PROMPTS = 16  # what a client writes may have so many times the length of the longest prompt
 
 NO_RESULT: dict[str, str] = {
     "pending": "No result yet: the function is still running.",
@@ -75,6 +78,13 @@ class Item:
         if self.ack_only:
             cuts.append(self.acked_ms)
         return min(cuts) if cuts else None
+
+    @property
+    def written_chars(self) -> int:
+        """Length of what does not change: texts, arguments and results. Speech is bounded by the time that it takes."""
+        written = sum(map(len, self.texts))
+        written += 0 if self.call is None else len(self.call.arguments)
+        return written + (0 if self.output is None else len(self.output.output))
 
     def heard_ms(self, position_ms: float) -> float:
         """How much of it was heard when the playback line is at ``position_ms``."""
@@ -133,6 +143,7 @@ class History:
     items: list[Item] = field(default_factory=list)
     by_id: dict[str, Item] = field(default_factory=dict)
     evicted: int = 0
+    written_chars: int = 0  # of all items together
     left_out: int = 0  # how often a prompt could not hold all of it
 
     def __len__(self) -> int:
@@ -160,8 +171,7 @@ class History:
     def append(self, item: Item) -> str | None:
         """Add at the end; returns the id before it."""
         self.items.append(item)
-        self.by_id[item.item_id] = item
-        self._evict(item)
+        self._added(item)
         return self.items[-2].item_id if len(self.items) > 1 else None
 
     def insert(self, item: Item, previous_item_id: str | None) -> str | None:
@@ -170,8 +180,7 @@ class History:
             return self.append(item)
         index = 0 if previous_item_id == "root" else self.items.index(self.by_id[previous_item_id]) + 1
         self.items.insert(index, item)
-        self.by_id[item.item_id] = item
-        self._evict(item)
+        self._added(item)
         index = self.items.index(item)
         return self.items[index - 1].item_id if index else None
 
@@ -180,13 +189,18 @@ class History:
         item = self.by_id.pop(item_id, None)
         if item is not None:
             self.items.remove(item)
+            self.written_chars -= item.written_chars
         return item
 
-    def _evict(self, newest: Item) -> None:
-        while len(self.items) > self.max_items:
+    def _added(self, newest: Item) -> None:
+        self.by_id[newest.item_id] = newest
+        self.written_chars += newest.written_chars
+        most_chars = self.max_chars * HELD_PROMPTS
+        while len(self.items) > self.max_items or (self.written_chars > most_chars and len(self.items) > 1):
             # Never the one that was just accepted, wherever the client put it.
             oldest = self.items.pop(int(self.items[0] is newest))
             del self.by_id[oldest.item_id]
+            self.written_chars -= oldest.written_chars
             self.evicted += 1
 
     def played_after(self, position_ms: float) -> list[Item]:

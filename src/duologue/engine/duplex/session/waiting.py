@@ -1,7 +1,8 @@
 """The waiting room: sessions that found no free slot and were told to wait, if the operator wants that.
 
 Rules kept here: first come, first served, and nobody overtakes; the room is bounded, and so is the wait; whoever leaves is
-forgotten at once; everybody is told their place when they come in and whenever it changes.
+forgotten at once; everybody is told their place when they come in and when it has changed, but not of every step of many:
+a crowd that leaves must not hold up those who are served.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from duologue.engine.duplex.messages import OpenSession
 from duologue.errors import AdmissionFault, ErrorCode
 
 _SHARE = 0.3  # of the newest gap between two departures in the average
+_PAUSE_S = 1.0  # between two reports of places that have changed
+_TOLD_AT_ONCE = 64  # guests; then the loop gets its turn
 
 
 @dataclass(slots=True, eq=False)
 class _Guest:
     message: OpenSession
     timer: TimerHandle | None = None
+    told: int = 0  # the place that it was told last
 
 
 class WaitingRoom:
@@ -51,6 +55,8 @@ class WaitingRoom:
         self._last_departure: float | None = None
         self._gap_s: float | None = None
         self._call: TimerHandle | None = None
+        self._reported: float | None = None
+        self._report_timer: TimerHandle | None = None
 
     def __len__(self) -> int:
         """How many wait."""
@@ -79,7 +85,7 @@ class WaitingRoom:
         guest = _Guest(message)
         guest.timer = self._runtime.call_at(self._runtime.now() + self._longest_s, self._waited_long, guest)
         self._guests.append(guest)
-        self._report(len(self._guests))
+        self._tell_place(guest, len(self._guests))
 
     def leave(self, session_id: str) -> bool:
         """The client does not wait any longer; false if it did not wait."""
@@ -107,8 +113,9 @@ class WaitingRoom:
         """Nobody is admitted any more."""
         for guest in reversed(list(self._guests)):
             self._dismiss(guest, ErrorCode.SHUTTING_DOWN, "The server is shutting down; connect to another one.")
-        if self._call is not None:
-            self._call.cancel()
+        for timer in (self._call, self._report_timer):
+            if timer is not None:
+                timer.cancel()
 
     def _admit_first(self) -> None:
         self._call = None
@@ -122,7 +129,7 @@ class WaitingRoom:
             _stop(guest)
             admitted = True
         if admitted:
-            self._report(1)
+            self._report()
 
     def _waited_long(self, guest: _Guest) -> None:
         guest.timer = None
@@ -132,17 +139,38 @@ class WaitingRoom:
 
     def _dismiss(self, guest: _Guest, code: ErrorCode, message: str) -> None:
         _stop(guest)
-        place = self._guests.index(guest) + 1
-        del self._guests[place - 1]
+        self._guests.remove(guest)
         self._refuse(guest.message.control_id, code, message)
-        self._report(place)
+        self._report()
 
-    def _report(self, first: int) -> None:
-        """Tell everybody from this place on."""
+    def _report(self) -> None:
+        """Places have changed: everybody concerned hears of it, now or a little later, of the newest one only."""
+        if self._report_timer is not None:
+            return
+        now = self._runtime.now()
+        when = now if self._reported is None else self._reported + _PAUSE_S
+        if when <= now:
+            self._tell_some()
+        else:
+            self._report_timer = self._runtime.call_at(when, self._tell_some)
+
+    def _tell_some(self) -> None:
+        self._report_timer = None
+        self._reported = now = self._runtime.now()
+        told = 0
         for place, guest in enumerate(self._guests, 1):
-            if place >= first:
-                wait_s = None if self._gap_s is None else round(self._gap_s * place, 1)
-                self._tell(guest.message.session_id, 0, SessionQueued(position=place, estimated_wait_s=wait_s))
+            if guest.told == place:
+                continue
+            if told == _TOLD_AT_ONCE:
+                self._report_timer = self._runtime.call_at(now, self._tell_some)
+                return
+            self._tell_place(guest, place)
+            told += 1
+
+    def _tell_place(self, guest: _Guest, place: int) -> None:
+        guest.told = place
+        wait_s = None if self._gap_s is None else round(self._gap_s * place, 1)
+        self._tell(guest.message.session_id, 0, SessionQueued(position=place, estimated_wait_s=wait_s))
 
 
 def _stop(guest: _Guest) -> None:
