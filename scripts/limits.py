@@ -196,8 +196,7 @@ SESSION: Final = (
         _CORE + "history:HELD_PROMPTS",
         "times `max_history_chars`",
         "the oldest items are forgotten when the texts, arguments and results of all would be longer",
-        'duologue_held{what="items"}, duologue_limit_acted{limit="items"}',
-        _IN_CORE + "test_held_prompts",
+        *('duologue_held{what="items"}, duologue_limit_acted{limit="items"}', _IN_CORE + "test_held_prompts"),
     ),
     Limit(
         _CORE + "heard:MAX_MARKS",
