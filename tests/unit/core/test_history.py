@@ -135,7 +135,7 @@ def test_what_was_never_sent_was_never_heard() -> None:
 
 
 def test_an_answer_that_counts_whole_is_cut_only_while_it_is_made() -> None:
-    done = spoken("one two three", 1_000, commit_all=True)
+    done = spoken("one two three", 1_000, commit_all=True, sent_whole=True)
     done.cut_to(500.0)
     assert done.heard_text() == "one two three"
     making = spoken("one two three", 1_000, commit_all=True, status="in_progress")
