@@ -35,7 +35,8 @@ def test_with_the_language_model_on_vllm(models_dir: Path, tmp_path: Path) -> No
             assert written.usage is not None
             assert (written.usage.completion_tokens, bool(written.choices[0].message.content)) == (12, True)
             turn = await talk(place, client)
-            assert turn.status == "completed"
+            # Random weights seldom find an end of their own: then the answer's limit ends it.
+            assert turn.status in ("completed", "incomplete")
             assert word_error_rate(QUESTION, turn.heard) == 0
             assert turn.text
 
