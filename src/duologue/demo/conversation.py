@@ -249,7 +249,7 @@ class Conversation:
             response.status,
             now_s,
             kept_text=transcript_of(response.output[0]) if response.output else None,
-            error=error.code if isinstance(error, StatusError) else "",
+            error=f"{error.code}: {error.message or 'no message'}" if isinstance(error, StatusError) else "",
         )
         answer = self.ledger.answers[response.id]
         answer.generated_ms = event.generated_audio_ms if isinstance(event.generated_audio_ms, int) else None

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from duologue.demo.ledger import Ledger
+from duologue.demo.ledger import Answer, Ledger
 from duologue.demo.process import ServerProcess
 from duologue.demo.report import Failure, KillReport
 from duologue.demo.usage import ProcessFigures, list_processes, tree_of
@@ -100,19 +100,28 @@ def judge_kill(kill: KillReport, *, left_behind: int | None) -> tuple[Failure, .
     return tuple(Failure(code="worker_kill", turn=2, message=fault) for fault in faults)
 
 
+def _lost_answer(ledger: Ledger) -> Answer | None:
+    """The answer that lost its worker: the one to turn 2 that failed. A session that goes on may have answered anew."""
+    if len(ledger.turns) < 2:
+        return None
+    answers = [ledger.answers[response_id] for response_id in ledger.turns[1].response_ids]
+    return next((answer for answer in answers if answer.status == "failed"), ledger.answer_to(2))
+
+
 def kill_report(
     victim: Victim, ledger: Ledger, *, back_s: float | None, answered: bool, processes_after: int
 ) -> KillReport:
     """The facts, from the ledger of the session that lost its worker."""
     errors = [text for text in ledger.errors if text]
-    lost = ledger.answer_to(2) if len(ledger.turns) >= 2 else None
+    lost = _lost_answer(ledger)
     again = ledger.answer_to(3) if len(ledger.turns) >= 3 else None
-    code = ledger.ended_code or (errors[-1].partition(":")[0] if errors else None)
+    said = lost.error if lost is not None and lost.error else errors[-1] if errors else None
+    code = ledger.ended_code or (said.partition(":")[0] if said else None)
     return KillReport(
         killed_pid=victim.process.pid,
         killed_process=victim.process.command,
         error_code=code,
-        error_message=errors[-1] if errors else None,
+        error_message=said,
         terminal=ledger.ended,
         response_status=lost.status if lost is not None else None,
         same_session_answered=(again is not None and again.first_audio_s is not None) if ledger.ended is None else None,

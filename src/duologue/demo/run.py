@@ -126,8 +126,9 @@ async def _kill_scene(server: ServerProcess, script: Script, out_dir: Path, note
         victim, killed_s = kill_worker(server), now()
         if victim is not None:
             note(f"killed worker {victim.process.pid} ({victim.process.command})")
-            await conversation.until(conversation.answered, 10.0)
+            # First of all: what is waited for before this would count as time that the worker was away.
             back_s = await await_recovery(server, victim, since_s=killed_s)
+            await conversation.until(conversation.answered, 10.0)
             note("the worker is back" if back_s is not None else "the worker did not come back")
             if conversation.ledger.ended is None:
                 await ask_again(conversation, script)

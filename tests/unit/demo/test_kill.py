@@ -91,3 +91,19 @@ def test_the_report_is_made_from_what_the_client_saw() -> None:
     ledger.end("closed", "replica_unavailable")
     ended = kill_report(victim, ledger, back_s=1.0, answered=True, processes_after=4)
     assert (ended.terminal, ended.same_session_answered) == ("closed", None)
+
+
+def test_an_answer_that_is_made_again_does_not_hide_the_one_that_was_lost() -> None:
+    ledger = Ledger()
+    for number in (1, 2):
+        ledger.begin_turn(f"turn {number}", 0.0, 1.0)
+    ledger.response_created("lost", 2.0)
+    ledger.response_done("lost", "failed", 3.0, kept_text=None, error="replica_unavailable: Worker 0 is gone.")
+    ledger.response_created("again", 3.0)
+    ledger.audio("again", "i", 100.0, 4.0)
+    ledger.response_done("again", "completed", 5.0, kept_text="well", error="")
+    report = kill_report(
+        Victim(process=process(3, 1, 9), workers=(2, 3, 4)), ledger, back_s=1.0, answered=True, processes_after=4
+    )
+    assert (report.response_status, report.error_code) == ("failed", "replica_unavailable")
+    assert report.error_message == "replica_unavailable: Worker 0 is gone."
