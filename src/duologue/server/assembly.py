@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import importlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -231,13 +231,18 @@ def build_model(config: DuologueConfig, runtime: Runtime) -> Model:
             return _custom(config, runtime)
 
 
+def _pipeline(config: DuologueConfig, built_in: Callable[[Options], PipelineConfig]) -> PipelineConfig:
+    """The pipeline of the configuration, or the model's own."""
+    try:
+        return config.pipeline or built_in(config.model.options)
+    except ValueError as fault:
+        raise ServeError(f"{fault}.") from None
+
+
 def _cascade_stages(config: DuologueConfig) -> PipelineConfig:
     from duologue.models.cascade.pipeline import cascade_pipeline
 
-    try:
-        return config.pipeline or cascade_pipeline(config.model.options)
-    except ValueError as fault:
-        raise ServeError(f"{fault}.") from None
+    return _pipeline(config, cascade_pipeline)
 
 
 def _cascade(config: DuologueConfig, runtime: Runtime) -> Model:
@@ -254,10 +259,7 @@ def _cascade(config: DuologueConfig, runtime: Runtime) -> Model:
 def _native_stages(config: DuologueConfig) -> PipelineConfig:
     from duologue.models.native.pipeline import native_pipeline
 
-    try:
-        return config.pipeline or native_pipeline(config.model.options)
-    except ValueError as fault:
-        raise ServeError(f"{fault}.") from None
+    return _pipeline(config, native_pipeline)
 
 
 def _native(config: DuologueConfig, runtime: Runtime) -> Model:

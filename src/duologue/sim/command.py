@@ -21,6 +21,7 @@ sim_app = typer.Typer(
 
 Seed = Annotated[int, typer.Argument(help="Number of the run.", min=0)]
 PlanFile = Annotated[Path | None, typer.Option("--plan", help="A plan or a regression from a file, not the seed's.")]
+On = Annotated[list[str] | None, typer.Option("--on", help="A feature that is on, whatever the seed says.")]
 
 
 @sim_app.command("run")
@@ -177,7 +178,7 @@ def replay_command(
     plan_file: PlanFile = None,
     width: Annotated[int, typer.Option(help="Columns of a line.", min=40)] = 160,
     options: Annotated[bool, typer.Option("--options", help="Print the plan first.")] = False,
-    on: Annotated[list[str] | None, typer.Option("--on", help="A feature that is on, whatever the seed says.")] = None,
+    on: On = None,
 ) -> None:
     """Run one seed again and print what happened, as a timeline."""
     from duologue.sim.outcome import live, simulate
@@ -204,7 +205,7 @@ def shrink_command(
     runs: Annotated[int, typer.Option(help="At most so many runs.", min=1)] = 600,
     keep: Annotated[Path | None, typer.Option(help="Write the result here, as a regression.")] = None,
     why: Annotated[str, typer.Option(help="What was wrong, for the regression.")] = "",
-    on: Annotated[list[str] | None, typer.Option("--on", help="A feature that is on, whatever the seed says.")] = None,
+    on: On = None,
 ) -> None:
     """Find the smallest workload and fault set that still fails."""
     from duologue.sim.plan import to_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -49,14 +49,18 @@ def quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def live(plan: Plan) -> tuple[World | None, list[Violation]]:
-    """Run a plan; the world as it ended, and what its own bookkeeping found wrong."""
+def live(
+    plan: Plan, prepare: Callable[[VirtualRuntime, World], None] | None = None
+) -> tuple[World | None, list[Violation]]:
+    """Run a plan; the world as it ended, and what its own bookkeeping found wrong. ``prepare``: before it begins."""
     worlds: list[World] = []
     violations: list[Violation] = []
 
     async def main(runtime: VirtualRuntime) -> None:
         world = World(runtime, plan)
         worlds.append(world)
+        if prepare is not None:
+            prepare(runtime, world)
         await world.live()
 
     with quiet():

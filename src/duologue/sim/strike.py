@@ -18,9 +18,10 @@ import msgspec
 from duologue.engine.duplex.commands import CancelInput, ClearAudio
 from duologue.engine.duplex.events import ErrorRaised, InputCleared
 from duologue.sim.checkers import Violation, judge
-from duologue.sim.loop import SimulationError, VirtualRuntime, run
+from duologue.sim.loop import VirtualRuntime
 from duologue.sim.orders import MAKERS
-from duologue.sim.outcome import LIMIT_S, Outcome, evidence_of, quiet
+from duologue.sim.outcome import Outcome, evidence_of
+from duologue.sim.outcome import live as simulated
 from duologue.sim.plan import (
     Choices,
     Deployment,
@@ -254,29 +255,17 @@ def live(plan: Plan, strike: Strike | None) -> tuple[Outcome, Suspensions | None
     """Run a plan with a strike (``None``: only count), and judge it as every simulated run is judged."""
     begin = time.process_time()
     made: list[Suspensions] = []
-    violations: list[Violation] = []
 
-    async def main(runtime: VirtualRuntime) -> None:
-        watch = Suspensions(World(runtime, plan), strike)
+    def watched(runtime: VirtualRuntime, world: World) -> None:
+        watch = Suspensions(world, strike)
         made.append(watch)
         runtime.loop.wrap = watch.wrap
-        await watch.world.live()
 
-    with quiet():
-        try:
-            run(main, seed=plan.seed, limit_s=LIMIT_S, shuffle=plan.shuffle)
-        except SimulationError as fault:
-            violations.append(Violation(type(fault).__name__, str(fault)))
-        except Exception as fault:
-            violations.append(Violation("crash", f"{type(fault).__name__}: {fault}"))
+    world, violations = simulated(plan, watched)
     watch = made[0] if made else None
     counts: dict[str, int] = {}
     digest = ""
-    if watch is not None:
-        world = watch.world
-        for text in [*world.left_over, *(text for site in world.sites for text in site.seen.samples)]:
-            rule, _, rest = text.partition(": ")
-            violations.append(Violation(rule, rest))
+    if watch is not None and world is not None:
         violations += judge(evidence_of(world)) + _acknowledged(world)
         digest = world.trace.digest()
         counts = dict(world.trace.counts)

@@ -100,12 +100,6 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
     name: Name | UnsetType | None = UNSET
 
 
-class ExtraBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the duplex dialect's ``extra_body`` that is a setting of ours; the rest is passed to the model."""
-
-    auto_response: bool | UnsetType | None = UNSET
-
-
 class Session(msgspec.Struct, frozen=True, kw_only=True):
     """A session: settings to change (client) or the whole effective state (server)."""
 

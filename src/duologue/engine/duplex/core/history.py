@@ -149,10 +149,6 @@ class History:
     def __len__(self) -> int:
         return len(self.items)
 
-    def last_id(self) -> str | None:
-        """Id of the last item, for ``previous_item_id``."""
-        return self.items[-1].item_id if self.items else None
-
     def get(self, item_id: str) -> Item | None:
         return self.by_id.get(item_id)
 
