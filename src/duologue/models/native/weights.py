@@ -1,7 +1,7 @@
-"""Weights of the native model: drawn from a seed when they are first needed, and kept in the models folder.
+"""Weights of the native model: drawn from a seed at set-up, or when they are first needed, and kept in the models folder.
 
 Rules kept here: the same seed and shape give the same weights; a file appears under its name only when it is whole; a
-folder that cannot be written costs the drawing again, nothing else.
+folder that cannot be written costs the drawing again at each start, nothing else.
 """
 
 from __future__ import annotations
@@ -89,16 +89,28 @@ def file_name(seed: int) -> str:
 
 def load(folder: Path, seed: int, shape: Shape = DEFAULT_SHAPE) -> dict[str, Floats]:
     """The weights in ``folder``, drawn and put there if they are missing, damaged or of another shape."""
-    path = folder / file_name(seed)
-    kept = _read(path)
-    weights = draw(seed, shape) if kept is None else kept
-    if kept is None or not _fits(kept, shape):
-        weights = draw(seed, shape)
-        try:
-            _write(path, weights)
-        except OSError as fault:
-            logger.warning("the native model's weights cannot be kept", extra={"reason": fault.strerror})
+    kept = _kept(folder, seed, shape)
+    if kept is not None:
+        return kept
+    weights = draw(seed, shape)
+    try:
+        _write(folder / file_name(seed), weights)
+    except OSError as fault:
+        logger.warning("the native model's weights cannot be kept", extra={"reason": fault.strerror})
     return weights
+
+
+def prepare(folder: Path, seed: int = 0, shape: Shape = DEFAULT_SHAPE) -> bool:
+    """Put the weights into ``folder`` unless they are there; whether they were drawn. Raises OSError when it cannot."""
+    if _kept(folder, seed, shape) is not None:
+        return False
+    _write(folder / file_name(seed), draw(seed, shape))
+    return True
+
+
+def _kept(folder: Path, seed: int, shape: Shape) -> dict[str, Floats] | None:
+    weights = _read(folder / file_name(seed))
+    return weights if weights is not None and _fits(weights, shape) else None
 
 
 def _read(path: Path) -> dict[str, Floats] | None:
