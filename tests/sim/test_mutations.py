@@ -6,22 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from duologue.sim.board import STARTS, Board, Find, load, save, table
 from duologue.sim.checkers import Violation
-from duologue.sim.mutation import (
-    MUTATIONS,
-    Board,
-    Find,
-    StaleMutationError,
-    applied,
-    function_of,
-    hunt,
-    load,
-    rewritten,
-    save,
-    table,
-)
-from duologue.sim.mutations import Edit, Mutation
+from duologue.sim.hunt import campaign, hunt
+from duologue.sim.mutation import applied, rewritten
+from duologue.sim.mutations import MUTATIONS, Edit, Mutation, StaleMutationError, function_of
 from duologue.sim.outcome import Outcome, simulate
+from duologue.sim.survey import Survey, survey
 from duologue.sim.swarm import draw
 
 NOTICED_SOON = ("slice lost", "running count not lowered", "epoch does not move")
@@ -85,3 +76,54 @@ def test_an_error_inside_puts_everything_back() -> None:
     with pytest.raises(KeyError), applied(mutation):
         raise KeyError
     assert [function_of(edit.target).__code__ for edit in mutation.edits] == codes
+
+
+def test_a_seed_that_never_enters_what_was_changed_is_counted_and_not_run() -> None:
+    """What a survey says of a seed is what its run says: the hunts with and without it find the same."""
+    mutation = next(mutation for mutation in MUTATIONS if mutation.name == "replay repeats the last frame")
+    board = Board(limit=8)
+    campaign(board, [mutation], starts=STARTS[:1])
+    plain = hunt(Board(limit=8), mutation, STARTS[0])
+    found = board.find(mutation.name, STARTS[0])
+    assert (found.seeds, found.tried, found.rules) == (plain.seeds, plain.tried, plain.rules)
+    known = board.survey(STARTS[0])
+    assert known.seen == 8 and not known.failed
+    worth = known.worth([edit.target for edit in mutation.edits], 0, 8)
+    assert 0 < len(worth) < 8
+    assert (plain.seeds or 0) - 1 in worth
+
+
+def test_a_survey_changes_nothing_and_puts_everything_back() -> None:
+    code = function_of(MUTATIONS[0].edits[0].target).__code__
+    plain = simulate(draw(7))
+    entered, failed = survey(7, 0, 1)[0]
+    assert entered and not failed
+    assert simulate(draw(7)).digest == plain.digest
+    assert function_of(MUTATIONS[0].edits[0].target).__code__ is code
+
+
+def test_a_seed_that_fails_by_itself_proves_nothing() -> None:
+    known = Survey(start=10)
+    known.add(frozenset({"one"}), failed=True)
+    known.add(frozenset({"one", "two"}), failed=False)
+    assert known.worth(["one"], 0, 2) == [1]
+    assert known.failed == [10]
+
+
+def test_other_code_makes_a_survey_worthless() -> None:
+    board = Board()
+    board.at("first")
+    board.survey(0).add(frozenset({"one"}), failed=False)
+    board.at("first")
+    assert board.survey(0).seen == 1
+    board.at("second")
+    assert board.survey(0).seen == 0
+
+
+def test_the_documented_table_names_the_safeguards_that_there_are() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text()
+    section = text.split("## Do the checkers bite?")[1].split("\n## ")[0]
+    rows = [line.split("|") for line in section.splitlines() if line.startswith("| ")][1:]
+    assert [(row[1].strip(), row[2].strip()) for row in rows] == [(m.name, m.what) for m in MUTATIONS]
+    count = next(word for word in section.split() if word.isdigit())
+    assert int(count) == len(MUTATIONS)

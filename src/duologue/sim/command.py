@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 if TYPE_CHECKING:
-    from duologue.sim.mutation import Board
+    from duologue.sim.board import Board, Find
     from duologue.sim.mutations import Mutation
     from duologue.sim.plan import Plan
     from duologue.sim.soak import Progress
@@ -110,45 +110,52 @@ def strike_command(
 def mutations_command(
     state: Annotated[Path, typer.Option(help="File that holds what is known.")] = Path("out/sim/mutations.json"),
     minutes: Annotated[float | None, typer.Option(help="Stop after so many minutes; the next call goes on.")] = None,
+    jobs: Annotated[int, typer.Option(help="Processes.", min=1, max=64)] = 1,
     name: Annotated[list[str] | None, typer.Option("--name", help="Only this one; repeatable.")] = None,
+    limit: Annotated[int, typer.Option(help="Give up after so many seeds.", min=1)] = 2_000,
     anew: Annotated[bool, typer.Option("--anew", help="Forget first what is known of them.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Only print the table.")] = False,
 ) -> None:
     """Switch off safeguards, one at a time, and count the seeds until something is noticed; stop and go on at will."""
-    from duologue.sim import mutation as mutating
+    from duologue.sim import board as boards
+    from duologue.sim.mutations import MUTATIONS
 
-    board = mutating.load(state)
-    unknown = sorted(set(name or ()) - {mutation.name for mutation in mutating.MUTATIONS})
+    board = boards.load(state)
+    board.limit = limit
+    unknown = sorted(set(name or ()) - {mutation.name for mutation in MUTATIONS})
     if unknown:
         raise typer.BadParameter(f"There is no mutation {unknown[0]!r}.", param_hint="--name")
-    wanted = [mutation for mutation in mutating.MUTATIONS if not name or mutation.name in name]
+    wanted = [mutation for mutation in MUTATIONS if not name or mutation.name in name]
     if not show:
         state.parent.mkdir(parents=True, exist_ok=True)
         if anew:
             for mutation in wanted:
                 board.finds.pop(mutation.name, None)
-        _hunt(board, wanted, state, minutes)
-    typer.echo(mutating.table(board, wanted))
+        _hunt(board, wanted, state, minutes, jobs)
+    typer.echo(boards.table(board, wanted))
+    failed = [seed for survey in board.surveys for seed in survey.failed]
+    if failed:
+        typer.echo(f"Seeds that fail without any mutation: {failed}")
+        raise typer.Exit(1)
 
 
-def _hunt(board: Board, wanted: Sequence[Mutation], state: Path, minutes: float | None) -> None:
-    """All of them from the first start, then from the next; those that take long wait for those that do not."""
+def _hunt(board: Board, wanted: Sequence[Mutation], state: Path, minutes: float | None, jobs: int) -> None:
     import time
 
-    from duologue.sim import mutation as mutating
+    from duologue.sim import board as boards
     from duologue.sim.fresh import commit_of
+    from duologue.sim.hunt import campaign
 
-    commit = commit_of(Path.cwd())[:12]
+    def saved(find: Find, name: str) -> None:
+        boards.save(board, state)
+        seen = f"{find.seeds}: {' '.join(find.rules)}" if find.seeds is not None else f"not in {find.tried}"
+        typer.echo(f"{name}, from {find.start}: {seen}")
+
+    board.at(commit_of(Path.cwd())[:12])
     until = float("inf") if minutes is None else time.monotonic() + minutes * 60
-    for start, patience_s in [(start, patience_s) for patience_s in mutating.PATIENCE_S for start in mutating.STARTS]:
-        for mutation in wanted:
-            left = until - time.monotonic()
-            if left <= 0 or board.over(board.find(mutation.name, start)):
-                continue
-            find = mutating.hunt(board, mutation, start, commit=commit, seconds=min(left, patience_s))
-            mutating.save(board, state)
-            seen = f"{find.seeds}: {' '.join(find.rules)}" if find.seeds is not None else f"not in {find.tried}"
-            typer.echo(f"{mutation.name}, from {start}: {seen}")
+    campaign(board, wanted, starts=boards.STARTS, jobs=jobs, until=until, saved=saved)
+    boards.save(board, state)
+    typer.echo(f"{board.cpu_s:.0f} CPU s in all")
 
 
 @sim_app.command("fuzz")
