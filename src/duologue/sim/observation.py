@@ -13,8 +13,10 @@ from typing import NamedTuple
 from duologue.engine.duplex.commands import DuplexCommand
 from duologue.engine.duplex.contracts import DuplexFence
 from duologue.engine.duplex.events import SessionEvent
+from duologue.engine.duplex.plugin import AppendPlanRequest
 from duologue.ids import parse_stage_request_id
 from duologue.outputs import RequestOutput, StagePrompt
+from duologue.sim.sample import Sample
 from duologue.sim.tape import cut
 from duologue.sim.trace import Trace
 
@@ -88,7 +90,7 @@ class Observations:
     errands: dict[str, list[tuple[float, str, RequestOutput | None]]] = field(default_factory=dict)
     answers: dict[str, int] = field(default_factory=dict)
     control_sessions: dict[str, str] = field(default_factory=dict)  # of operations that open
-    samples: list[str] = field(default_factory=list)  # what was seen wrong while it ran
+    samples: list[Sample] = field(default_factory=list)  # what the engine declared of itself, and when
     _offsets: dict[str, int] = field(default_factory=dict)
 
     def client_of(self, request_id: str) -> str:
@@ -119,6 +121,23 @@ class Observations:
         end = f" error {output.error.code}" if output.error is not None else end
         text = f"{self.client_of(output.request_id)} {len(output.audio)} bytes {output.text!r}{end}"
         self.trace.note(f"{self.prefix}{stage}", "made", text)
+
+    def plan(self, request: AppendPlanRequest, *, accepted: bool) -> None:
+        """The plugin is asked to plan an append, or told that its stage took it."""
+        self.planned.append(
+            Planned(
+                self.trace.now(),
+                request.session_id,
+                request.request_id,
+                request.fence,
+                request.seq,
+                request.turn_seq,
+                request.audio,
+                request.final,
+                request.silence,
+                accepted,
+            )
+        )
 
     def errand(self, name: str, what: str, output: RequestOutput | None) -> None:
         """An ordinary request was answered."""

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from duologue.sim.checkers import Evidence, SiteEvidence, Violation, judge
+from duologue.sim.checkers import Evidence, SiteEvidence, Violation, counters, judge
 from duologue.sim.coverage import tally
 from duologue.sim.loop import SimulationError, VirtualRuntime, run
 from duologue.sim.plan import Plan
@@ -72,8 +72,7 @@ def live(
             violations.append(Violation("crash", f"{type(fault).__name__}: {fault}"))
     world = worlds[0] if worlds else None
     if world is not None:
-        violations += [_split(text) for text in world.left_over]
-        violations += [_split(text) for site in world.sites for text in site.seen.samples]
+        violations += [Violation("L1", text) for text in world.left_over]
     return world, violations
 
 
@@ -100,23 +99,20 @@ def evidence_of(world: World) -> Evidence:
     )
 
 
-def _split(text: str) -> Violation:
-    rule, _, rest = text.partition(": ")
-    return Violation(rule, rest)
-
-
 def _twins(plan: Plan, trace: Trace) -> list[Violation]:
     """Run what was promised not to notice the rest without the rest."""
     if plan.witness:
         twin, violations = live(alone(plan))
         if twin is not None:
             trace.count("twin.witness")
+            violations += [*counters(evidence_of(twin))]
             violations += compare(plan, trace, twin.trace)
         return violations
     if plan.errands and plan.people and not (plan.disturbed or plan.shuffle):
         twin, violations = live(errands_alone(plan))
         if twin is not None:
             trace.count("twin.errands")
+            violations += [*counters(evidence_of(twin))]
             violations += compare_errands(plan, trace, twin.trace)
         return violations
     return []

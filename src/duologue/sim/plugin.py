@@ -27,7 +27,7 @@ from duologue.errors import ClientFault, ErrorCode
 from duologue.models.scripted import ResidentPlugin, Script, ScriptedPlugin, ScriptedState
 from duologue.models.scripted.plugin import SCRIPTED_EDGES
 from duologue.outputs import RequestOutput, SamplingParams
-from duologue.sim.observation import Observations, Planned
+from duologue.sim.observation import Observations
 from duologue.sim.plan import Deployment, HookFault, Mishap
 from duologue.sim.stages import OUTPUT_RATE_HZ
 
@@ -103,11 +103,11 @@ class _Watched(DuplexModelPlugin):
 
     def plan_append(self, state: DuplexModelSessionState, request: AppendPlanRequest) -> AppendPlan:
         self.hooks.strike_session("plan_append", request.session_id)
-        self._planned(request, accepted=False)
+        self.seen.plan(request, accepted=False)
         return super().plan_append(state, request)  # type: ignore[safe-super]
 
     def commit_append(self, state: DuplexModelSessionState, request: AppendPlanRequest) -> None:
-        self._planned(request, accepted=True)
+        self.seen.plan(request, accepted=True)
         self.hooks.strike_session("commit_append", request.session_id)
         super().commit_append(state, request)
 
@@ -116,22 +116,6 @@ class _Watched(DuplexModelPlugin):
     ) -> Decision:
         self.hooks.strike_session("decide", context.identity.session_id)
         return super().decide(state, stage_id, output, context)  # type: ignore[safe-super]
-
-    def _planned(self, request: AppendPlanRequest, *, accepted: bool) -> None:
-        self.seen.planned.append(
-            Planned(
-                self.seen.trace.now(),
-                request.session_id,
-                request.request_id,
-                request.fence,
-                request.seq,
-                request.turn_seq,
-                request.audio,
-                request.final,
-                request.silence,
-                accepted,
-            )
-        )
 
 
 class SimEphemeral(_Watched, ScriptedPlugin):

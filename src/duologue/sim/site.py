@@ -14,10 +14,9 @@ from typing import Final
 
 from duologue.config.session import SessionConfig
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
-from duologue.engine.duplex.events import SessionClosed, SessionCreated, SessionExpired, SessionQueued
-from duologue.engine.duplex.messages import OpenSession, OutputInvalidated, SessionCommand, SessionEventMessage
+from duologue.engine.duplex.messages import OutputInvalidated, SessionEventMessage
 from duologue.engine.duplex_orchestrator import DuplexOrchestrator
-from duologue.engine.messages import EngineQueueMessage, ErrorMessage, OutputMessage, ResultMessage, Shutdown
+from duologue.engine.messages import EngineQueueMessage, ErrorMessage, OutputMessage, Shutdown
 from duologue.engine.stage_pool import StagePool
 from duologue.server.app import RealtimeServer
 from duologue.server.engine import EngineFront, EngineHealth, PoolHealth
@@ -26,13 +25,15 @@ from duologue.server.metrics import ServerMetrics
 from duologue.server.models import ModelCard, ModelNames
 from duologue.server.registry import ConnectionLimits, SessionHub
 from duologue.server.transport import EXTENSION
+from duologue.sim.border import Border
 from duologue.sim.detector import SimDetection
 from duologue.sim.loop import VirtualRuntime
 from duologue.sim.network import Pipe
-from duologue.sim.observation import Admission, Observations
+from duologue.sim.observation import Observations
 from duologue.sim.plan import Deployment, Plan
 from duologue.sim.plugin import HookFaults, edges_for, plugin_for
 from duologue.sim.replica import ReplicaFaults, SimReplica
+from duologue.sim.sample import Withdrawn
 from duologue.sim.stages import STAGES, StageDesk
 from duologue.sim.trace import Trace
 
@@ -60,6 +61,7 @@ class Site:
         self.runtime = runtime
         self.trace = trace
         self.seen = Observations(trace, prefix=f"d{index}.s")
+        self.border = Border(self.seen)
         self._keys = {key_id(person.name): person.name for person in plan.people}
         people = [person for person in plan.people if person.deployment == index]
         self.desk = StageDesk(plan.seed, self.plan, self.seen, {person.name: person.work for person in people})
@@ -74,7 +76,6 @@ class Site:
         self.config = DuplexSessionRuntimeConfig(**self.plan.runtime)  # type: ignore[arg-type]
         self.limits = ConnectionLimits(**self.plan.limits)  # type: ignore[arg-type]
         self.stopped_at: float | None = None
-        self._withdrawn: set[str] = set()
         self._handed: dict[str, int] = {}
         self._life: asyncio.Task[None] | None = None
         self._stop: asyncio.Task[None] | None = None
@@ -99,6 +100,7 @@ class Site:
             duplex_session_config=self.config,
             detection=self.detection,
         )
+        self.border.watch(self.orchestrator)
         self.front.attach(_Door(self._post))
         self.hub = SessionHub(
             defaults=SessionConfig(model=MODEL),
@@ -131,38 +133,17 @@ class Site:
         self.front.subscribe(session_id, sink)
 
     def _post(self, message: EngineQueueMessage) -> None:
-        if isinstance(message, OpenSession):
-            held = self.slots_held()
-            self.seen.admissions.append(Admission(self.trace.now(), message.session_id, held))
-            self.seen.control_sessions[message.control_id] = message.session_id
-        elif isinstance(message, SessionCommand):
-            self.seen.commands.setdefault(message.session_id, []).append((self.trace.now(), message.command))
+        self.border.posted(message)
         self.orchestrator.post(message)
 
     def _output(self, message: EngineQueueMessage) -> None:
-        match message:
-            case SessionEventMessage(event=SessionQueued()):
-                self.trace.count("session.queued")  # it is none yet
-            case SessionEventMessage():
-                self.seen.event(message.session_id, message.number, message.event)
-                if isinstance(message.event, SessionClosed | SessionExpired):
-                    self._ended(message.session_id)
-                    self._look_at_occupancy()
-                elif isinstance(message.event, SessionCreated):
-                    self._look_at_occupancy()
-            case OutputInvalidated():
-                self._withdrawn.add(message.response_id)
-                self.seen.invalidated.setdefault(message.session_id, []).append((self.trace.now(), message.response_id))
-            case OutputMessage():
-                what = "finished" if message.finished else "output"
-                self.seen.errand(message.request_id, what, message.output)
-                return
-            case ErrorMessage():
-                self.seen.errand(message.request_id, message.code, None)
-                return
-            case _:
-                pass
-        self.front.outputs.put_nowait(message)
+        self.border.left(message)
+        if not isinstance(message, OutputMessage | ErrorMessage):
+            self.front.outputs.put_nowait(message)
+
+    def _result(self, message: EngineQueueMessage) -> None:
+        self.border.answered(message)
+        self.front.results.put_nowait(message)
 
     def handed_over(self, frame: bytes) -> None:
         """The server gives a frame to a socket: content that was withdrawn must not be among it (a replay may)."""
@@ -176,49 +157,8 @@ class Site:
         replayed = 0 < number <= self._handed.get(session_id, 0)
         if number:
             self._handed[session_id] = max(number, self._handed.get(session_id, 0))
-        if response_id in self._withdrawn and not replayed:
-            self.seen.samples.append(f"D7: {response_id} was handed over after it had been withdrawn")
-
-    def _ended(self, session_id: str) -> None:
-        """A terminal leaves: by now its slot must be free, unless it says otherwise."""
-        terminal = self.seen.told[session_id][-1].event
-        assert isinstance(terminal, SessionClosed | SessionExpired)
-        if terminal.slot_released and self.orchestrator.session_manager.runner(session_id) is not None:
-            self.seen.samples.append(f"B5: the terminal of {session_id} left while its slot was held")
-
-    def _result(self, message: EngineQueueMessage) -> None:
-        if isinstance(message, ResultMessage):
-            answers = self.seen.answers
-            answers[message.control_id] = answers.get(message.control_id, 0) + 1
-            session_id = self.seen.control_sessions.get(message.control_id)
-            if session_id is not None and message.error_code is not None:
-                for admission in self.seen.admissions:
-                    if admission.session_id == session_id:
-                        admission.refused = message.error_code
-        self.front.results.put_nowait(message)
-
-    def _look_at_occupancy(self) -> None:
-        """Placements as declared: of sessions that hold a slot, and never more on a replica than may be."""
-        reservations, cap = self.orchestrator.reservations, self.config.max_sessions_per_replica
-        if reservations is None or cap is None:
-            return
-        for (stage, replica), count in reservations.occupancy().items():
-            owners = len(reservations.owners(stage, replica))
-            if count > cap or count != owners:
-                text = f"{count} sessions on replica {replica} of stage {stage}, {owners} own it and {cap} may"
-                self.seen.samples.append(f"B6: {text}")
-        manager = self.orchestrator.session_manager
-        held = manager.health().limit - manager.health().free
-        if len(reservations) > held:
-            self.seen.samples.append(f"B6: {len(reservations)} placements for {held} sessions that hold a slot")
-
-    def slots_held(self) -> int:
-        """Slots that the outside must count as held: admitted, and no terminal that freed them."""
-        health = self.orchestrator.session_manager.health()
-        held = health.limit - health.free
-        if held > health.limit:
-            self.seen.samples.append(f"B6: {held} slots are held, the limit is {health.limit}")
-        return held
+        if response_id in self.border.withdrawn and not replayed:
+            self.seen.samples.append(Withdrawn(self.trace.now(), response_id))
 
     # Life
 

@@ -37,6 +37,7 @@ from duologue.sim.plan import (
     Step,
     Until,
 )
+from duologue.sim.sample import Struck
 from duologue.sim.talker import Talker
 from duologue.sim.world import World
 
@@ -229,9 +230,9 @@ class Suspensions:
                 runner = site.orchestrator.session_manager.runner(attachment.session_id)
                 if runner is not None:
                     known.update(runner.session.live_request_ids())
-            left = [name for name in site.orchestrator.request_states if name not in known]
-            if left and site.stopped_at is None:
-                self.world.left_over.append(f"B25: {SETTLED_S:g} s after the strike the engine still has {left}")
+            left = tuple(name for name in site.orchestrator.request_states if name not in known)
+            if site.stopped_at is None:
+                site.seen.samples.append(Struck(SETTLED_S, left))
 
 
 def _acknowledged(world: World) -> list[Violation]:

@@ -16,6 +16,7 @@ from duologue.outputs import StagePrompt
 from duologue.sim.library import LibraryTalker
 from duologue.sim.loop import START_S, VirtualRuntime
 from duologue.sim.plan import Death, Errand, Leap, Person, Plan, Shutdown, Strike
+from duologue.sim.sample import Idle
 from duologue.sim.site import Site
 from duologue.sim.talker import Talker
 from duologue.sim.trace import Trace
@@ -62,7 +63,7 @@ class World:
         if work or errands:
             _, late = await asyncio.wait([*work, *errands], timeout=WORK_LIMIT_S)
             for task in late:
-                self.left_over.append(f"L1: {task.get_name()} did not end within {WORK_LIMIT_S:g} s")
+                self.left_over.append(f"{task.get_name()} did not end within {WORK_LIMIT_S:g} s")
                 task.cancel()
         for task in misfortunes:
             task.cancel()
@@ -79,15 +80,14 @@ class World:
             site.heal()
         self.healed_at = self.runtime.now()
         await self._look_at_the_idle()
-        tables: dict[str, int] = {}
         limit_s = REST_S + max(_time_outs(site) for site in self.sites)
         for _ in range(round(limit_s / POLL_S)):
-            if not (tables := self._tables()):
+            if not any(site.tables() for site in self.sites):
                 break
             await asyncio.sleep(POLL_S)
         self.trace.note("world", "rest", f"{self.runtime.now() - self.healed_at:.1f} s after the last fault")
-        for name, size in tables.items():
-            self.left_over.append(f"B11: {limit_s:g} s after the last fault {name} still holds {size}")
+        for site in self.sites:
+            site.border.rested(f"{limit_s:g} s after the last fault", dict(site.tables()))
 
     async def _look_at_the_idle(self) -> None:
         """Who stayed and is silent: nothing may wait in a session in which nothing happens."""
@@ -104,24 +104,17 @@ class World:
                 # A resident model's request lives as long as its epoch; what was taken is for the socket to say.
                 kept = ("untaken", "requests") if site.plan.family == "resident" else ("untaken",)
                 left = {name: size for name, size in runner.session.tables().items() if size and name not in kept}
-                held = runner.session.held()
-                if any(size < 0 for size in held.values()) or held["turns"] or held["updates"] or held["backlog_ms"]:
-                    self.left_over.append(f"B7: {IDLE_AFTER_S:g} s after the last fault an idle session holds {held}")
-                if left and runner.session.phase == "open":
-                    self.left_over.append(f"B20: {IDLE_AFTER_S:g} s after the last fault an idle session holds {left}")
-
-    def _tables(self) -> dict[str, int]:
-        return {
-            f"d{index}.{name}": size for index, site in enumerate(self.sites) for name, size in site.tables().items()
-        }
+                waiting = left if runner.session.phase == "open" else {}
+                idle = Idle(IDLE_AFTER_S, attachment.session_id, runner.session.held(), waiting)
+                site.seen.samples.append(idle)
 
     async def _end_clients(self) -> None:
         for talker in self.talkers:
             await talker.end()
 
     def _check_stopped(self) -> None:
-        for name, size in self._tables().items():
-            self.left_over.append(f"B11: after the stop {name} still holds {size}")
+        for site in self.sites:
+            site.border.rested("after the stop", dict(site.tables()))
 
     # What goes wrong
 

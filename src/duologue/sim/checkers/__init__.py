@@ -8,6 +8,7 @@ from typing import Final
 from duologue.sim.checkers.admission import check as admission
 from duologue.sim.checkers.answer import check as answer
 from duologue.sim.checkers.bounds import check as bounds
+from duologue.sim.checkers.counters import check as counters
 from duologue.sim.checkers.delivery import check as delivery
 from duologue.sim.checkers.evidence import Evidence, SessionEvidence, SiteEvidence, Violation
 from duologue.sim.checkers.feed import check as feed
@@ -30,6 +31,7 @@ CHECKERS: Final[tuple[Callable[[Evidence], Iterator[Violation]], ...]] = (
     placement,
     bounds,
     tools,
+    counters,
 )
 
 
@@ -38,4 +40,4 @@ def judge(evidence: Evidence) -> list[Violation]:
     return [violation for checker in CHECKERS for violation in checker(evidence)]
 
 
-__all__ = ["CHECKERS", "Evidence", "SessionEvidence", "SiteEvidence", "Violation", "judge"]
+__all__ = ["CHECKERS", "Evidence", "SessionEvidence", "SiteEvidence", "Violation", "counters", "judge"]
