@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from duologue.sim import fuzz
-from duologue.sim.fuzz import TARGETS, Documented, Fuzzer, Target
+from duologue.sim.fuzz import DECODERS, TARGETS, Documented, Fuzzer, Target
 
 RUNS = 1_500
 
@@ -16,6 +16,12 @@ def test_nothing_but_the_documented_errors_comes_out(target: Target) -> None:
     assert report.crashes == []
     assert report.runs == RUNS
     assert report.corpus > 20, "nothing new was reached: the guidance is broken"
+
+
+@pytest.mark.parametrize("value", [b"\xd4\x01b", b"\xcb\x7f\xf8" + bytes(6)], ids=["extension", "nan"])
+def test_values_without_an_equal_are_not_taken_for_a_difference(value: bytes) -> None:
+    message = b"\x94\x04\x01\x81\xa1a" + value + b"\xc0"  # Returned(1, {"a": value})
+    assert DECODERS["engine"](len(message).to_bytes(4, "big") + message) is not None
 
 
 def test_a_run_is_decided_by_its_seed() -> None:
