@@ -206,11 +206,11 @@ SESSION: Final = (
         "unit/core/test_heard.py::test_so_many_marks_are_kept_and_then_every_other_one",
     ),
     Limit(
-        _CORE + "lifecycle:MAX_WAITING_UPDATES",
-        "updates",
-        "the next `session.update` is refused (`input_backpressure`)",
-        'duologue_held{what="updates"}, duologue_limit_acted{limit="updates"}',
-        _IN_CORE + "test_updates",
+        _CORE + "barrier:MAX_WAITING_COMMANDS",
+        "commands that wait for the input before them",
+        "the next commit, `session.update` or result of a function is refused (`input_backpressure`)",
+        'duologue_held{what="commands"}, duologue_limit_acted{limit="commands"}',
+        _IN_CORE + "test_waiting_commands",
     ),
     Limit(
         _RUNTIME + "max_turn_ms",

@@ -94,6 +94,7 @@ class ErrorCode(enum.StrEnum):
     RUNTIME_ABORT_FAILED = "runtime_abort_failed"
     RUNTIME_PLUGIN_FAILED = "runtime_plugin_failed"
     COMMIT_ABORTED = "commit_aborted"
+    SESSION_UPDATE_ABORTED = "session_update_aborted"
     SERVER_VAD_UNAVAILABLE = "server_vad_unavailable"
     SEMANTIC_VAD_UNAVAILABLE = "semantic_vad_unavailable"
     REPLICA_UNAVAILABLE = "replica_unavailable"
@@ -220,7 +221,14 @@ ERRORS: dict[ErrorCode, ErrorSpec] = {
     _C.RUNTIME_STREAM_FAILED: _server("A model stage failed."),
     _C.RUNTIME_ABORT_FAILED: _server("A model stage could not be stopped."),
     _C.RUNTIME_PLUGIN_FAILED: _server("The model plugin failed.", fault=Fault.SESSION),
-    _C.COMMIT_ABORTED: _server("The commit was abandoned because input before it failed."),
+    _C.COMMIT_ABORTED: _server(
+        "The commit, or the result of a function, was not used because input before it failed.",
+        fault=Fault.CLIENT,
+        retryable=True,
+    ),
+    _C.SESSION_UPDATE_ABORTED: _server(
+        "The settings were not changed because input before the change failed.", fault=Fault.CLIENT, retryable=True
+    ),
     _C.SERVER_VAD_UNAVAILABLE: _server("Speech detection failed and is now off.", fault=Fault.CLIENT),
     _C.SEMANTIC_VAD_UNAVAILABLE: _server("Turn-end detection failed and is now off.", fault=Fault.CLIENT),
     _C.REPLICA_UNAVAILABLE: _server(

@@ -21,12 +21,12 @@ _STOP_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.
 
 
 HELD = (
-    *("input_bytes", "turns", "untaken_events", "untaken_bytes", "backlog_ms", "items", "updates"),
+    *("input_bytes", "turns", "untaken_events", "untaken_bytes", "backlog_ms", "items", "commands"),
     *("waiting_command_bytes", "pieces"),
 )
 ACTED = (
     *("input", "input_reclaimed", "turns", "output", "backlog", "items", "history_chars", "turn_length", "starvation"),
-    *("updates", "transcript_wait", "silence_units", "context", "marks"),
+    *("commands", "transcript_wait", "silence_units", "context", "marks"),
 )
 _ANSWER_BUCKETS_S = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 

@@ -81,13 +81,15 @@ def test_a_client_that_only_ever_commits_is_heard_to_the_end() -> None:
     runtime = DuplexSessionRuntimeConfig(max_pending_input_bytes_per_session=10 * size, turns_per_minute=None)
     world = World(MANUAL, capabilities=SPEECH_ONLY, runtime=runtime, auto=False)
     commit(world, answer=True)
+    world.answer_all()
     asked = commit(world, answer=True)
     for _ in range(50):
         last = commit(world)
+        world.answer_all()
         assert world.state.held_input_bytes <= 10 * size
     assert not world.of(ErrorRaised)
     kept = list(world.state.committed)
-    assert asked in kept and kept[-1] == last and 5 < len(kept) < 10
+    assert asked in kept and kept[-1] == last and 5 < len(kept) <= 10
     world.append(audio("S" * 190), event_id="e")
     assert world.last(ErrorRaised).event_id == "e", "what is being worked on is not given up"
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from duologue.config.session import ServerVad, SessionConfig, SessionPatch, TurnDetectionPatch
 from duologue.engine.duplex.commands import CommitAudio, UpdateSession
-from duologue.engine.duplex.core.effects import ClassifyTurn, Detect
+from duologue.engine.duplex.core.effects import ClassifyTurn, Detect, SubmitAppend
 from duologue.engine.duplex.core.items import DetectorFailed, SpeechScored, TurnClassified
 from duologue.engine.duplex.events import (
     ErrorRaised,
@@ -194,6 +194,7 @@ def test_a_commit_forgets_what_was_asked_ahead(scores: str) -> None:
     world = World(SEMANTIC, auto=False)
     say_scored(world, "S" * 20 + scores)
     stale = world.take(ClassifyTurn)
+    world.answer_all(SubmitAppend)
     world.send(CommitAudio(create_response=True))
     assert len(world.of(InputCommitted)) == 1
     say_scored(world, "S" * 10 + "." * 6)

@@ -107,7 +107,7 @@ def check_reply(world: World, command: c.DuplexCommand, before: int, phase: str)
     kinds, codes = REPLIES[type(command)]
     assert {e.code for e in mine} <= codes
     if not mine and not isinstance(command, SILENT):
-        waits = world.state.commit_wait or world.state.wanted or world.state.judging or not kinds
+        waits = world.core.holding or world.state.wanted or not kinds
         idle_clear = isinstance(command, c.ClearOutput) and world.state.last_response is None
         assert any(isinstance(e, kinds) for e in events) or waits or idle_clear, type(command).__name__
 

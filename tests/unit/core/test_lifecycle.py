@@ -6,6 +6,7 @@ import pytest
 
 from duologue.config.session import SessionConfig, SessionPatch, TurnDetectionPatch
 from duologue.engine.duplex.commands import CloseSession, CommitAudio, Heartbeat, SignalTurn, UpdateSession
+from duologue.engine.duplex.core.barrier import MAX_WAITING_COMMANDS
 from duologue.engine.duplex.core.effects import ApplyConfig, CleanupSession, EndSession, JudgeConfig, SubmitAppend
 from duologue.engine.duplex.core.items import (
     AppendFailed,
@@ -18,7 +19,6 @@ from duologue.engine.duplex.core.items import (
     TerminalClaimed,
 )
 from duologue.engine.duplex.core.lease import Lease
-from duologue.engine.duplex.core.lifecycle import MAX_WAITING_UPDATES
 from duologue.engine.duplex.events import (
     ErrorRaised,
     ResponseCreated,
@@ -69,13 +69,13 @@ def test_a_refused_update_changes_nothing_and_the_next_one_is_judged() -> None:
     assert world.core.config.instructions == "x"
 
 
-@pytest.mark.parametrize("count", [MAX_WAITING_UPDATES, MAX_WAITING_UPDATES + 1, MAX_WAITING_UPDATES + 2])
+@pytest.mark.parametrize("count", [MAX_WAITING_COMMANDS, MAX_WAITING_COMMANDS + 1, MAX_WAITING_COMMANDS + 2])
 def test_updates_that_wait_are_bounded(count: int) -> None:
     world = World(MANUAL, auto=False)
     for number in range(count):
         world.send(UpdateSession(patch=SessionPatch(instructions=f"{number}"), event_id=f"{number}"))
     world.answer_all()
-    refused = max(0, count - MAX_WAITING_UPDATES - 1)
+    refused = max(0, count - MAX_WAITING_COMMANDS - 1)
     assert len(world.of(SessionUpdated)) - 1 == count - refused
     assert [e.code for e in world.of(ErrorRaised)] == [ErrorCode.INPUT_BACKPRESSURE] * refused
 

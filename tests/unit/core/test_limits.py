@@ -15,10 +15,10 @@ from duologue.engine.duplex.commands import (
     InputItem,
     UpdateSession,
 )
+from duologue.engine.duplex.core.barrier import MAX_WAITING_COMMANDS
 from duologue.engine.duplex.core.effects import JudgeConfig
 from duologue.engine.duplex.core.history import HELD_PROMPTS
 from duologue.engine.duplex.core.items import OutputTaken
-from duologue.engine.duplex.core.lifecycle import MAX_WAITING_UPDATES
 from duologue.engine.duplex.core.submission import TRANSCRIPT_WAIT_S
 from duologue.engine.duplex.core.tools import MAX_ARGUMENT_CHARS
 from duologue.engine.duplex.events import (
@@ -184,16 +184,16 @@ def test_starvation(extra: int) -> None:
 
 
 @AROUND
-def test_updates(extra: int) -> None:
+def test_waiting_commands(extra: int) -> None:
     """One is being judged, the others wait."""
     world = World(MANUAL, auto=False)
-    for number in range(1 + MAX_WAITING_UPDATES + extra):
+    for number in range(1 + MAX_WAITING_COMMANDS + extra):
         world.send(UpdateSession(patch=SessionPatch(instructions=f"Number {number}.")))
     assert refusals(world) == [ErrorCode.INPUT_BACKPRESSURE] * (extra > 0)
-    assert world.core.held()["updates"] == min(MAX_WAITING_UPDATES, MAX_WAITING_UPDATES + extra)
-    assert world.core.acted().get("updates", 0) == (extra > 0)
+    assert world.core.held()["commands"] == min(MAX_WAITING_COMMANDS, MAX_WAITING_COMMANDS + extra)
+    assert world.core.acted().get("commands", 0) == (extra > 0)
     world.answer_all(JudgeConfig)
-    assert world.core.config.instructions == f"Number {MAX_WAITING_UPDATES + min(extra, 0)}."
+    assert world.core.config.instructions == f"Number {MAX_WAITING_COMMANDS + min(extra, 0)}."
 
 
 @AROUND

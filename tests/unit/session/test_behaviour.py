@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
 
-from duologue.config.session import SessionConfig
+from duologue.audio.format import AudioFormat
+from duologue.config.session import SessionConfig, SessionPatch
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
-from duologue.engine.duplex.commands import CloseSession, CommitAudio
+from duologue.engine.duplex.commands import AppendAudio, CloseSession, CommitAudio, Heartbeat, UpdateSession
 from duologue.engine.duplex.events import (
     ErrorRaised,
+    HeartbeatAcknowledged,
+    InputCommitted,
     ResponseAudio,
     ResponseDone,
     SessionClosed,
@@ -22,13 +26,114 @@ from duologue.engine.duplex.events import (
     SessionExpired,
     SessionUpdated,
 )
+from duologue.engine.duplex.plugin import AppendPlan, AppendPlanRequest, DuplexModelSessionState
 from duologue.engine.messages import EngineQueueMessage
-from duologue.errors import ERRORS, ClientFault, ErrorCode
+from duologue.errors import ERRORS, ClientFault, ErrorCode, StageFault
 from duologue.models.scripted import Script, ScriptedFault, ephemeral_pipeline, resident_pipeline, silence, tone
+from duologue.models.scripted.resident import ResidentPlugin
 from duologue.sim.loop import VirtualRuntime, virtual
+from tests.unit.session.desk import Desk, desk
 from tests.unit.session.world import MANUAL, RATE_HZ, VAD, World, engine
 
 ONE = DuplexSessionRuntimeConfig(max_sessions=1)
+
+
+class Gate:
+    """A stage that takes nothing until it is told to, and what it was given: one unit at a time."""
+
+    def __init__(self, there: Desk) -> None:
+        self.ok, self.open = True, asyncio.Event()
+        there.port.on_submit = self._wait
+
+    async def _wait(self) -> None:
+        await self.open.wait()
+        if not self.ok:
+            self.ok = True
+            raise StageFault(ErrorCode.RUNTIME_APPEND_FAILED, "No.")
+
+    async def pass_on(self, *, ok: bool = True) -> None:
+        self.ok = ok
+        self.open.set()
+        await asyncio.sleep(0.5)
+
+
+class Instructed(ResidentPlugin):
+    """A resident model that puts the instructions it is given into its prompts."""
+
+    def __init__(self) -> None:
+        super().__init__(Script(unit_ms=80))
+        self.heard: list[tuple[str, bytes]] = []
+
+    def plan_append(self, state: DuplexModelSessionState, request: AppendPlanRequest) -> AppendPlan:
+        if request.audio.strip(b"\0"):
+            self.heard.append((request.instructions, request.audio[:2]))
+        return super().plan_append(state, request)
+
+
+def unit(level: int) -> AppendAudio:
+    return AppendAudio(audio=bytes([level, 0]) * (RATE_HZ * 80 // 1000))
+
+
+def instructed(text: str) -> UpdateSession:
+    return UpdateSession(patch=SessionPatch(instructions=text), event_id=text)
+
+
+@virtual
+async def test_behaviour_08_tail_what_follows_a_change_of_settings_is_heard_under_it(runtime: VirtualRuntime) -> None:
+    """Through the runner: what is sent after the change waits with it, the format it is in too."""
+    plugin = Instructed()
+    there = desk(runtime, plugin=plugin)
+    gate = Gate(there)
+    for level in (1, 2, 3):
+        there.runner.submit(unit(level))
+    there.runner.submit(instructed("new"))
+    louder = SessionPatch(input_format=AudioFormat(encoding="pcm16", rate_hz=8_000))
+    there.runner.submit(UpdateSession(patch=louder))
+    there.runner.submit(AppendAudio(audio=b"\x04\0" * 1_000))  # more than a unit at the new rate
+    there.runner.submit(Heartbeat())
+    await asyncio.sleep(1.0)
+    assert len(plugin.heard) == 1 and len(there.of(SessionUpdated)) == 1 and there.of(HeartbeatAcknowledged)
+    await gate.pass_on()
+    assert [instructions for instructions, _ in plugin.heard] == ["", "", "", "new"]
+    assert [event.config.instructions for event in there.of(SessionUpdated)] == ["", "new", "new"]
+    assert not there.of(ErrorRaised) and there.runner.control.waiting_commands == 0
+
+
+@virtual
+async def test_behaviour_08_tail_what_a_failed_tail_takes_along_is_named_and_the_session_lives(
+    runtime: VirtualRuntime,
+) -> None:
+    plugin = Instructed()
+    there = desk(runtime, plugin=plugin)
+    gate = Gate(there)
+    for level in (1, 2):
+        there.runner.submit(unit(level))
+    there.runner.submit(instructed("new"))
+    there.runner.submit(unit(3))
+    there.runner.submit(instructed("newer"))
+    await gate.pass_on(ok=False)
+    codes = [(error.code, error.event_id) for error in there.of(ErrorRaised)]
+    assert codes == [(ErrorCode.RUNTIME_APPEND_FAILED, None), (ErrorCode.SESSION_UPDATE_ABORTED, "new")]
+    assert [level[0] for _, level in plugin.heard] == [1, 1, 2, 3]  # given back, and submitted with the next
+    assert there.runner.session.config.instructions == "newer" and not there.runner.closing
+
+
+@pytest.mark.parametrize("ok", [True, False])
+@virtual
+async def test_behaviour_08_tail_a_commit_waits_for_the_turn_before_it(ok: bool, runtime: VirtualRuntime) -> None:
+    there = desk(runtime)
+    gate = Gate(there)
+    for name in ("one", "two"):
+        there.runner.submit(AppendAudio(audio=tone(600, rate_hz=RATE_HZ)))
+        there.runner.submit(CommitAudio(create_response=True, event_id=name))
+    await asyncio.sleep(0.1)
+    assert len(there.of(InputCommitted)) == 1
+    await gate.pass_on(ok=ok)
+    aborted = [error.event_id for error in there.of(ErrorRaised) if error.code is ErrorCode.COMMIT_ABORTED]
+    assert aborted == ([] if ok else ["two"]) and len(there.of(InputCommitted)) == 1 + ok
+    there.runner.submit(CommitAudio(create_response=True, event_id="again"))
+    await asyncio.sleep(0.1)
+    assert len(there.of(InputCommitted)) == 2 and not there.runner.closing
 
 
 @virtual

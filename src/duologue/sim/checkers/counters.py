@@ -8,7 +8,7 @@ from typing import assert_never
 from duologue.sim.checkers.evidence import Evidence, Violation
 from duologue.sim.sample import Idle, Left, Occupancy, Sample, Slots, Struck, Terminal, Withdrawn
 
-_RESERVED = ("turns", "updates", "backlog_ms")
+_RESERVED = ("turns", "commands", "backlog_ms")
 
 
 def check(evidence: Evidence) -> Iterator[Violation]:

@@ -13,10 +13,19 @@ import msgspec
 
 from duologue.config.session import Modality, SessionConfig
 from duologue.engine.duplex.commands import ResponseOptions
-from duologue.engine.duplex.core import aside, compaction, hearing, interruption, pacing, resident, submission, tools
-from duologue.engine.duplex.core.effects import AbortRequests, ReleaseRequests
+from duologue.engine.duplex.core import (
+    aside,
+    compaction,
+    hearing,
+    interruption,
+    pacing,
+    resident,
+    submission,
+    tools,
+)
+from duologue.engine.duplex.core.effects import ReleaseRequests
 from duologue.engine.duplex.core.history import Item
-from duologue.engine.duplex.core.items import ModelSpoke, StageFailed
+from duologue.engine.duplex.core.items import ModelSpoke
 from duologue.engine.duplex.core.outbox import AudioEntry, DoneEntry
 from duologue.engine.duplex.core.requests import StageRequestRecord
 from duologue.engine.duplex.core.responses import Response
@@ -428,17 +437,6 @@ def _unanswer(s: SessionState, record: StageRequestRecord) -> None:
     if item is not None and record.response_id is not None:
         item.answered = False
     hearing.forget_settled(s)
-
-
-def stage_failed(s: SessionState, item: StageFailed) -> StageRequestRecord | None:
-    """A stage gave up on a request; returns its record if it was alive."""
-    record = s.requests.remove(item.request_id) if item.request_id is not None else None
-    if record is None:
-        return None
-    s.tail.void(record.request_id)
-    s.do(AbortRequests(request_ids=(record.request_id,)))
-    request_lost(s, record, item.code, item.message)
-    return record
 
 
 def fail(s: SessionState, response: Response, code: ErrorCode, message: str) -> None:

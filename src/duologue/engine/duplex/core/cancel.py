@@ -6,8 +6,10 @@ and was not taken is withdrawn; history is cut to what was heard; a response tha
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
+from duologue.engine.duplex.commands import CommitAudio
 from duologue.engine.duplex.core import answers, hearing, intake, pacing, resident, submission, tools, turns
 from duologue.engine.duplex.core.effects import AbortRequests
 from duologue.engine.duplex.core.state import SessionState
@@ -154,6 +156,8 @@ def clear_input(s: SessionState) -> None:
         s.overlap = None
         s.outbox.held = False
     s.commit_wait = None
+    if s.behind:  # the commits of what is forgotten
+        s.behind = deque(command for command in s.behind if not isinstance(command, CommitAudio))
     intake.void(s)
     s.audio.discard_to(s.audio.end)
     s.resident.buffer.clear()

@@ -43,7 +43,11 @@ def deep(s: SessionState) -> None:
     require(set(s.history.by_id) == {item.item_id for item in s.history.items}, "history index and list differ")
     require(len(s.history) <= s.runtime.max_items_per_session, "history exceeds its bound")
     require(len(s.wanted) <= s.runtime.max_pending_turns_per_session, "more turns wait than may")
-    require(s.commit_wait is None or s.detection.endpointer is not None, "a commit waits for a detector that is off")
+    wait = s.commit_wait
+    require(
+        wait is None or wait.ready or s.detection.endpointer is not None, "a commit waits for a detector that is off"
+    )
+    require(wait is None or not wait.ready or not s.tail.idle, "a commit waits for a tail that is at rest")
     require(s.turn is None or s.detection.endpointer is not None, "a turn is in progress without a detector")
     for record in s.requests.records.values():
         require(record.fence.epoch == s.fences.epoch, f"request {record.request_id} outlived its epoch")

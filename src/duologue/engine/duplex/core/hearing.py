@@ -56,6 +56,7 @@ def queue(
             item_id=item_id,
             pause=pause,
             quiet=quiet,
+            items=tuple(s.history.items) if final and respond else None,
         )
     )
 
@@ -108,6 +109,15 @@ def begin_provisional(s: SessionState, turn: UserTurn) -> None:
     turn.sent_to = max(turn.end, turn.sent_to)
     queue(s, record, audio, final=True, respond=True, item_id=turn.item_id, quiet=quiet)
     submission.pump(s)
+
+
+def begin_provisional_again(s: SessionState) -> None:
+    """What the answer that is being prepared was begun with has changed."""
+    turn = s.turn
+    record = s.requests.get(turn.request_id) if turn is not None and turn.request_id is not None else None
+    if turn is not None and record is not None and record.held is not None:
+        drop_turn_request(s, turn)
+        begin_provisional(s, turn)
 
 
 def drop_turn_request(s: SessionState, turn: UserTurn) -> None:

@@ -9,6 +9,7 @@ or if the texts that a client wrote would fill ``HELD_PROMPTS`` prompts, the old
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from duologue.engine.duplex.commands import CallOutput
@@ -203,15 +204,16 @@ class History:
         """Items whose audio reaches beyond ``position_ms`` of the playback line."""
         return [item for item in self.items if item.base_ms is not None and item.base_ms + item.sent_ms > position_ms]
 
-    def prompt(self, before: str | None = None) -> tuple[HistoryEntry, ...]:
-        """The conversation for the model, up to but without item ``before``. Empty turns are left out."""
+    def prompt(self, before: str | None = None, of: Sequence[Item] | None = None) -> tuple[HistoryEntry, ...]:
+        """The conversation (or ``of`` it) for the model, up to but without item ``before``. Empty turns are left out."""
         entries: list[HistoryEntry] = []
         chars = 0
-        stop = len(self.items)
-        if before is not None and before in self.by_id:
-            stop = self.items.index(self.by_id[before])
-        outputs = {item.output.call_id: item.output.output for item in self.items if item.output is not None}
-        for item in reversed(self.items[:stop]):
+        items = self.items if of is None else of
+        stop = len(items)
+        if before is not None and (of is not None or before in self.by_id):
+            stop = next((index for index in range(stop - 1, -1, -1) if items[index].item_id == before), stop)
+        outputs = {item.output.call_id: item.output.output for item in items if item.output is not None}
+        for item in reversed(items[:stop]):
             said = _entries(item, outputs)
             chars += sum(len(entry.text) + sum(len(call.arguments) for call in entry.calls) for entry in said)
             if chars > self.max_chars:

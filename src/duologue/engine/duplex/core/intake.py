@@ -157,7 +157,7 @@ def drain(s: SessionState) -> None:
     detection = s.detection
     while True:
         endpointer = detection.endpointer
-        if endpointer is None or detection.classify is not None or not detection.scores:
+        if endpointer is None or detection.classify is not None or not detection.scores or s.commit_ready:
             break
         if s.commit_wait is not None and endpointer.position >= s.commit_wait.position:
             turns.resolve_commit_wait(s)
@@ -225,7 +225,7 @@ def void(s: SessionState) -> None:
 
 def starvation_at(s: SessionState) -> float | None:
     """When a turn whose input stopped must be ended; ``None`` while nobody speaks."""
-    if s.turn is None or s.last_append_at is None or s.detection.endpointer is None:
+    if s.turn is None or s.last_append_at is None or s.detection.endpointer is None or s.commit_ready:
         return None
     longest_ms = max(s.append_ms, default=0.0)
     return s.last_append_at + max(s.runtime.starvation_ms, _STARVATION_FACTOR * longest_ms) / 1000.0

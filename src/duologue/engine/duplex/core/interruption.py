@@ -47,8 +47,8 @@ def _speech_ms(s: SessionState, turn: UserTurn) -> int:
 def evaluate(s: SessionState, *, waited: bool = False, ended: bool = False, kept: bool = False) -> None:
     """Decide on speech during an answer, if enough is known. ``kept``: it is a turn of its own in any case."""
     overlap, turn = s.overlap, s.turn
-    if overlap is None or turn is None:
-        return
+    if overlap is None or turn is None or (s.commit_ready and not kept):
+        return  # what the client commits is a turn of its own
     if not s.answering:
         # The answer ended by itself: this is an ordinary turn now.
         release_hold(s)

@@ -8,8 +8,27 @@ from __future__ import annotations
 
 from duologue.config.session import SessionConfig, merge
 from duologue.engine.duplex.commands import ResponseOptions, SignalTurn, UpdateSession
-from duologue.engine.duplex.core import answers, aside, cancel, intake, interruption, pacing, rebuild, tools, turns
-from duologue.engine.duplex.core.effects import AnswerControl, ApplyConfig, CleanupSession, EndSession, JudgeConfig
+from duologue.engine.duplex.core import (
+    answers,
+    aside,
+    barrier,
+    cancel,
+    hearing,
+    intake,
+    interruption,
+    pacing,
+    rebuild,
+    tools,
+    turns,
+)
+from duologue.engine.duplex.core.effects import (
+    AbortRequests,
+    AnswerControl,
+    ApplyConfig,
+    CleanupSession,
+    EndSession,
+    JudgeConfig,
+)
 from duologue.engine.duplex.core.endpoint import FRAME_SAMPLES, Endpointer
 from duologue.engine.duplex.core.history import Item
 from duologue.engine.duplex.core.items import CloseRequested, ConfigJudged, ResumeRequested, StageFailed
@@ -24,8 +43,6 @@ from duologue.engine.duplex.events import (
     TurnSignalled,
 )
 from duologue.errors import ClientFault, ErrorCode
-
-MAX_WAITING_UPDATES = 16
 
 
 def opened(s: SessionState) -> None:
@@ -68,22 +85,8 @@ def apply_detection(s: SessionState, config: SessionConfig) -> None:
 # -- session.update ------------------------------------------------------------------------------------------------------
 
 
-def update_requested(s: SessionState, command: UpdateSession) -> None:
+def judge_update(s: SessionState, command: UpdateSession) -> None:
     """All of the patch, or nothing; one after the other, so that each is judged over what the one before it left."""
-    if s.judging is None:
-        _judge(s, command)
-    elif len(s.updates) < MAX_WAITING_UPDATES:
-        s.updates.append(command)
-    else:
-        s.acted["updates"] += 1
-        s.error(
-            ErrorCode.INPUT_BACKPRESSURE,
-            f"{MAX_WAITING_UPDATES} updates wait to be judged; wait for session.updated before the next one.",
-            event_id=command.event_id,
-        )
-
-
-def _judge(s: SessionState, command: UpdateSession) -> None:
     try:
         config = merge(s.config, command.patch)
         _check_frozen(s, config)
@@ -125,8 +128,6 @@ def config_judged(s: SessionState, item: ConfigJudged) -> None:
         s.error(item.code, item.message, event_id=event_id, param=item.param)
     else:
         _adopt(s, config)
-    while s.updates and s.judging is None:
-        _judge(s, s.updates.popleft())
 
 
 def _adopt(s: SessionState, config: SessionConfig) -> None:
@@ -137,6 +138,7 @@ def _adopt(s: SessionState, config: SessionConfig) -> None:
         if detection_changed:
             apply_detection(s, config)
         s.do(ApplyConfig(config=config, generation=s.config_generation))
+        hearing.begin_provisional_again(s)
     s.emit(SessionUpdated(config=config))
 
 
@@ -216,7 +218,7 @@ def begin_close(s: SessionState) -> None:
     tools.cancel_pending(s)
     s.tail.void()
     s.judging = s.judged_config = None
-    s.updates.clear()
+    s.behind.clear()
     s.committed.clear()
     s.lease.end()
     s.idle_at = None
@@ -293,7 +295,15 @@ def stage_failed(s: SessionState, item: StageFailed) -> None:
             s.requests.remove(item.request_id)
         fault(s, item.code, item.message, kind="expired", reason="request_cleanup")
         return
-    answers.stage_failed(s, item)
+    record = s.requests.remove(item.request_id) if item.request_id is not None else None
+    if record is None:
+        return
+    refused = any(append.request_id == record.request_id for append in s.tail.unsettled())
+    s.tail.void(record.request_id)
+    s.do(AbortRequests(request_ids=(record.request_id,)))
+    answers.request_lost(s, record, item.code, item.message)
+    if refused:
+        barrier.tail_failed(s)
 
 
 def rebuild_timed_out(s: SessionState) -> None:

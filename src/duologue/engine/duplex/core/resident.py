@@ -45,6 +45,7 @@ def _enqueue(
     listen: bool = False,
     respond: bool = True,
 ) -> None:
+    known = len(s.requests)
     record = _record(s)
     s.tail.enqueue(
         PendingAppend(
@@ -55,6 +56,8 @@ def _enqueue(
             respond=respond,
             silence=silence,
             force_listen=listen,
+            items=tuple(s.history.items) if len(s.requests) > known else None,
+            response_id=record.response_id,
         )
     )
 

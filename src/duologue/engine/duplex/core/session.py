@@ -36,6 +36,7 @@ from duologue.engine.duplex.commands import (
 from duologue.engine.duplex.contracts import DuplexFence, DuplexModelSessionState
 from duologue.engine.duplex.core import (
     answers,
+    barrier,
     cancel,
     check,
     conversation,
@@ -140,6 +141,8 @@ class DuplexEngineSession:
         if now > s.now:
             s.now = now
         self._dispatch(s, item)
+        if s.behind or s.commit_wait is not None:
+            barrier.release(s)
         if s.overflowed and s.phase == "open":
             s.acted["output"] += 1
             lifecycle.fault(
@@ -219,8 +222,8 @@ class DuplexEngineSession:
         match command:
             case AppendAudio():
                 s.error(ErrorCode.BAD_EVENT, "Audio must be decoded before it is applied.", event_id=command.event_id)
-            case CommitAudio():
-                turns.commit_requested(s, command.event_id, bool(command.create_response) or s.auto_responds)
+            case CommitAudio() | UpdateSession():
+                barrier.receive(s, command)
             case ClearAudio():
                 cancel.clear_requested(s)
             case ClearOutput():
@@ -229,6 +232,8 @@ class DuplexEngineSession:
                 conversation.create_response(s, command)
             case CancelResponse():
                 conversation.cancel_response(s, command)
+            case CreateItem() if command.item.output is not None:
+                barrier.receive(s, command)
             case CreateItem():
                 conversation.create_item(s, command)
             case DeleteItem():
@@ -255,8 +260,6 @@ class DuplexEngineSession:
                     "Text cannot be streamed into this session; create a conversation item instead.",
                     event_id=command.event_id,
                 )
-            case UpdateSession():
-                lifecycle.update_requested(s, command)
             case _:
                 assert_never(command)
 
@@ -352,7 +355,7 @@ class DuplexEngineSession:
             "untaken_bytes": s.outbox.released_bytes,
             "backlog_ms": round(s.outbox.backlog_ms),
             "items": len(s.history),
-            "updates": len(s.updates),
+            "commands": len(s.behind),
         }
 
     def acted(self) -> Mapping[str, int]:
@@ -402,6 +405,12 @@ class DuplexEngineSession:
     def awaits_placement(self) -> bool:
         """Whether a replica was lost and no other found yet."""
         return self._state.phase == "open" and self._state.rebuild_by is not None
+
+    @property
+    def holding(self) -> bool:
+        """Whether a command waits for the input before it: nothing that was sent after it may be applied until then."""
+        s = self._state
+        return bool(s.behind) or s.commit_wait is not None or s.judging is not None
 
     @property
     def refuses_input(self) -> bool:

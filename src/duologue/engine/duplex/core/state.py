@@ -13,7 +13,7 @@ from typing import Literal
 from duologue.allowance import Allowance
 from duologue.config.session import SessionConfig
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
-from duologue.engine.duplex.commands import ResponseOptions, UpdateSession
+from duologue.engine.duplex.commands import CommitAudio, CreateItem, ResponseOptions, UpdateSession
 from duologue.engine.duplex.core.audio import AudioLedger
 from duologue.engine.duplex.core.calls import ToolLedger
 from duologue.engine.duplex.core.delays import AnswerClock
@@ -139,12 +139,16 @@ class WantedAnswer:
 
 @dataclass(slots=True)
 class CommitWait:
-    """An explicit commit of everything before ``end`` (samples) that waits for verdicts up to ``position`` (frames)."""
+    """An explicit commit of everything before ``end`` (samples) that waits for verdicts up to ``position`` (frames).
+
+    ``ready``: the verdicts are there, and it waits for the stage to take what it was sent of that audio.
+    """
 
     position: int
     end: int
     event_id: str | None
     create_response: bool
+    ready: bool = False
 
 
 @dataclass(slots=True)
@@ -261,7 +265,7 @@ class SessionState:
     judged_config: SessionConfig | None = None
     judge_numbers: int = 0
     judge_event_id: str | None = None
-    updates: deque[UpdateSession] = field(default_factory=deque)
+    behind: deque[CommitAudio | CreateItem | UpdateSession] = field(default_factory=deque)  # see ``barrier.py``
     spoke: bool = False
     overflowed: bool = False
     input_refused: bool = False
@@ -294,6 +298,11 @@ class SessionState:
     @property
     def resident_family(self) -> bool:
         return self.capabilities.family == "resident"
+
+    @property
+    def commit_ready(self) -> bool:
+        """Whether a commit waits for the stage alone: what was said after it is not looked at until then."""
+        return self.commit_wait is not None and self.commit_wait.ready
 
     @property
     def held_input_bytes(self) -> int:

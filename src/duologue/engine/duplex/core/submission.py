@@ -7,7 +7,7 @@ that its prompt needs.
 
 from __future__ import annotations
 
-from duologue.engine.duplex.core import answers, aside, resident
+from duologue.engine.duplex.core import answers, aside, barrier, resident
 from duologue.engine.duplex.core.effects import AbortRequests, SubmitAppend
 from duologue.engine.duplex.core.items import AppendAccepted, AppendFailed
 from duologue.engine.duplex.core.requests import StageRequestRecord
@@ -73,14 +73,16 @@ def _submission(s: SessionState, append: PendingAppend, record: StageRequestReco
     config = s.config
     instructions = config.instructions
     history: tuple[HistoryEntry, ...] = ()
-    if response is not None and record.response_id == response.response_id:
+    works_for = append.response_id if s.resident_family else record.response_id
+    mine = response is not None and works_for == response.response_id
+    if response is not None and mine:
         config = response.config
         wished = response.options.instructions
         instructions = config.instructions if wished is None else wished
-    if not s.resident_family or not record.submitted:
-        history = s.history.prompt(before=append.item_id)
-    if response is not None and record.response_id == response.response_id and response.options.context is not None:
+    if response is not None and mine and response.options.context is not None:
         history = response.options.context
+    elif not s.resident_family or not record.submitted:
+        history = s.history.prompt(before=append.item_id, of=append.items)
     same_turn = append.fence.turn_id == s.fences.turn_id
     return SubmitAppend(
         number=append.number,
@@ -167,4 +169,5 @@ def failed(s: SessionState, item: AppendFailed) -> None:
         record = s.requests.remove(request_id)
         if record is not None:
             answers.request_lost(s, record, item.code, item.message)
+    barrier.tail_failed(s)
     pump(s)

@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from duologue.engine.duplex.contracts import DuplexFence
+from duologue.engine.duplex.core.history import Item
 from duologue.engine.duplex.core.tables import APPEND, advance
 from duologue.engine.duplex.plugin import HistoryEntry
 
@@ -19,7 +20,9 @@ from duologue.engine.duplex.plugin import HistoryEntry
 class PendingAppend:
     """One piece of input on its way. ``audio`` is given up once the piece is settled.
 
-    ``result``: what became of a function call, for the request that asked; such a piece has no audio.
+    ``result``: what became of a function call, for the request that asked; such a piece has no audio. ``items``: the
+    conversation that it comes after, if that is part of what is submitted. ``response_id``: the answer that the request of a
+    resident model gave when the piece was made; one that is asked for later changes nothing in it.
     """
 
     request_id: str
@@ -33,6 +36,8 @@ class PendingAppend:
     pause: bool = False
     quiet: bool = False
     result: HistoryEntry | None = None
+    items: tuple[Item, ...] | None = None
+    response_id: str | None = None
     number: int = 0
     state: str = "queued"
 

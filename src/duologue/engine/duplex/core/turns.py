@@ -323,6 +323,8 @@ def commit_audio(
 
 def after_frames(s: SessionState) -> None:
     """What depends on how far detection has come."""
+    if s.commit_ready:
+        return
     turn = s.turn
     endpointer = s.detection.endpointer
     if turn is not None and endpointer is not None:
@@ -369,9 +371,6 @@ def commit_requested(s: SessionState, event_id: str | None, create_response: boo
     if not s.capabilities.supports_client_commit:
         s.error(ErrorCode.UNSUPPORTED, "This model ends turns by itself; it takes no commit.", event_id=event_id)
         return
-    if s.commit_wait is not None:
-        s.error(ErrorCode.INPUT_AUDIO_BUFFER_EMPTY, "A commit of the same audio is under way.", event_id=event_id)
-        return
     if create_response and answers.full(s):
         s.error(
             ErrorCode.INPUT_BACKPRESSURE,
@@ -387,6 +386,16 @@ def commit_requested(s: SessionState, event_id: str | None, create_response: boo
 
 
 def resolve_commit_wait(s: SessionState) -> None:
+    """The commit need not wait for verdicts any more: carry it out, once the stage has what it was sent of the turn."""
+    if s.commit_wait is None:
+        return
+    s.commit_wait.ready = True
+    s.detection.classify = s.detection.ahead = None
+    if s.tail.idle:
+        carry_out_commit(s)
+
+
+def carry_out_commit(s: SessionState) -> None:
     """Carry out the commit that waited."""
     wait, s.commit_wait = s.commit_wait, None
     if wait is None:
@@ -395,7 +404,6 @@ def resolve_commit_wait(s: SessionState) -> None:
     endpointer = s.detection.endpointer
     if endpointer is not None:
         endpointer.reset_speech()
-        s.detection.classify = s.detection.ahead = None
         s.detection.reset = True
     if turn is not None:
         if turn.state == "provisional":

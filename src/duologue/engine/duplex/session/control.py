@@ -4,6 +4,8 @@ Rules kept here:
 
 * commands reach the session in the order in which they arrived, except those that stop something: these go first, and
   drop the input in front of them that they would have made pointless;
+* while a command waits in the session for the input before it, what comes after it waits here, not decoded: it may be a
+  change of the format; but not what only reports;
 * an append longer than a slice is decoded slice by slice with other sessions' work in between, and reaches the session
   as several appends: its position in the order does not change, and it is accepted or refused as one;
 * what waits behind it is bounded, and what goes beyond is refused at once: a socket brings more than is decoded;
@@ -19,6 +21,7 @@ from collections.abc import Callable
 from duologue.audio import AudioDataError, AudioFormat, AudioFormatError, DualDecoder
 from duologue.config.session import SessionConfig
 from duologue.engine.duplex.commands import (
+    AckPlayback,
     AppendAudio,
     BargeIn,
     CancelInput,
@@ -29,7 +32,9 @@ from duologue.engine.duplex.commands import (
     CommitAudio,
     CreateItem,
     DuplexCommand,
+    Heartbeat,
     SignalTurn,
+    UpdateSession,
 )
 from duologue.engine.duplex.core.effects import ApplyConfig, ClassifyTurn, Detect, JudgeConfig
 from duologue.engine.duplex.core.items import (
@@ -56,6 +61,7 @@ SLICE_BYTES = 96_000
 _COMMAND_BYTES = 4096  # what a command counts as that waits, beside its audio and texts
 
 _URGENT = (BargeIn, CancelInput, CancelResponse, ClearOutput, CloseSession, SignalTurn)
+_REPORTS = (AckPlayback, Heartbeat)
 _FORGETS_INPUT = (BargeIn, CancelInput, CloseSession)
 
 
@@ -87,15 +93,30 @@ class SessionControl:
         self._refusing = False
         self._scheduled = False
         self._closed = False
+        self.held = False  # whether something waits for the session
 
     # Commands
 
     def receive(self, command: DuplexCommand) -> None:
         """Take one client command."""
-        if self._waiting and not isinstance(command, _URGENT):
+        if (self._waiting or self._ctx.session.holding) and self._must_wait(command):
             self._wait(command)
         else:
             self._take(command)
+
+    def _must_wait(self, command: DuplexCommand) -> bool:
+        if isinstance(command, _URGENT) or (isinstance(command, _REPORTS) and (self.held or not self._waiting)):
+            return False
+        if self._waiting:
+            return True
+        self.held = not _waits_in_session(command)
+        return self.held
+
+    def go_on(self) -> None:
+        """Take what was held for the sake of a command that has been answered now, if it has."""
+        if not self._ctx.session.holding:
+            self.held = False
+            self._continue()
 
     def _wait(self, command: DuplexCommand) -> None:
         weight = _weight(command)
@@ -175,6 +196,9 @@ class SessionControl:
     def _continue(self) -> None:
         self._scheduled = False
         while self._waiting and not self._closed:
+            if self._ctx.session.holding and not _waits_in_session(self._waiting[0]):
+                self.held = True
+                return
             command = self._waiting.popleft()
             self._waiting_bytes -= _weight(command)
             self._take(command)
@@ -301,6 +325,7 @@ class SessionControl:
 
     def stop_input(self) -> None:
         """The session is closing: what still waits to be decoded is not wanted."""
+        self.held = False
         self._waiting.clear()
         self._waiting_bytes = 0
 
@@ -311,6 +336,13 @@ class SessionControl:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
+
+
+def _waits_in_session(command: DuplexCommand) -> bool:
+    """Whether the session itself makes it wait for the input before it."""
+    if isinstance(command, CreateItem):
+        return command.item.output is not None
+    return isinstance(command, CommitAudio | UpdateSession)
 
 
 def _weight(command: DuplexCommand) -> int:

@@ -159,6 +159,8 @@ class DuplexSessionRunner:
             self.ending.break_off(exc)
         finally:
             self.stepping = False
+        if self.control.held:
+            self.control.go_on()
         self.ending.finish_if_clean()
 
     def _drain(self) -> None:
