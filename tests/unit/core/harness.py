@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from duologue.config.session import SemanticVad, ServerVad, SessionConfig
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
@@ -96,6 +97,14 @@ def scores(pcm: bytes) -> tuple[float, ...]:
     return tuple(0.9 if frame[1] & 0x40 or frame[511] & 0x40 else 0.01 for frame in frames)
 
 
+class Watcher(Protocol):
+    """Sees every step of a world from outside."""
+
+    def before(self, item: Item) -> None: ...
+
+    def after(self, item: Item, effects: list[Effect]) -> None: ...
+
+
 @dataclass(repr=False)
 class World:
     """``auto`` answers detection, submission and configuration at once; ``takes`` lets the socket take output at once."""
@@ -124,6 +133,7 @@ class World:
     verdicts: deque[float] = field(default_factory=deque)
     busy: bool = False
     speaking: str | None = None
+    watcher: Watcher | None = None
 
     def __post_init__(self) -> None:
         self.core = DuplexEngineSession(
@@ -153,7 +163,12 @@ class World:
         self.busy = True
         try:
             while self.inbox:
-                effects = self.core.step(self.inbox.popleft(), self.now)
+                arrived = self.inbox.popleft()
+                if self.watcher is not None:
+                    self.watcher.before(arrived)
+                effects = self.core.step(arrived, self.now)
+                if self.watcher is not None:
+                    self.watcher.after(arrived, effects)
                 first = effects if first is None else first
                 if self.checked:
                     check.deep(self.state)

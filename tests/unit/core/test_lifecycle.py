@@ -30,8 +30,9 @@ from duologue.engine.duplex.events import (
     SpeechStopped,
     TurnSignalled,
 )
+from duologue.engine.duplex.plugin import ModelCapabilities
 from duologue.errors import ErrorCode
-from tests.unit.core.harness import MANUAL, NATIVE, VAD, World, audio, speech
+from tests.unit.core.harness import CASCADE, MANUAL, NATIVE, VAD, World, audio, speech
 
 
 def test_a_session_opens_once() -> None:
@@ -253,3 +254,18 @@ def test_a_lease_that_is_detached_for_its_grace_is_over(after_s: float, over: bo
     why = lease.expiry(100.0 + after_s, idle_ttl_s=None, grace_s=30.0, busy=busy)
     assert why == ("disconnect_grace_expired" if over else None)
     assert lease.resume(100.0 + after_s, "c", lease.generation), "until the reaper has come, nothing is lost"
+
+
+@pytest.mark.parametrize("capabilities", (NATIVE, CASCADE))
+def test_the_request_whose_failure_ends_the_session_is_named_to_the_stages(capabilities: ModelCapabilities) -> None:
+    """One stage gave up on it; the others must hear that it is over."""
+    world = World(MANUAL, capabilities=capabilities)
+    world.append(audio("S" * 20))
+    if capabilities is CASCADE:
+        world.send(CommitAudio(create_response=True))
+    request_id = world.submits[-1].request_id
+    world.apply(
+        StageFailed(request_id=request_id, code=ErrorCode.RUNTIME_STREAM_FAILED, message="lost", session_ends=True)
+    )
+    world.close()
+    assert request_id in [*world.cleanups[0].request_ids, *world.aborted]

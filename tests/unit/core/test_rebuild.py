@@ -243,3 +243,18 @@ def test_the_client_may_cancel_the_answer_that_waits_for_a_place() -> None:
     world.apply(Replaced())
     world.advance(1.0)
     assert not [submit for submit in world.submits[1:] if submit.respond], "nobody waits for an answer any more"
+
+
+def test_audio_of_turns_that_wait_for_a_place_is_held_once() -> None:
+    """What is kept with its turn does not fill the input buffer as well, however many places are lost."""
+    world = World(MANUAL)
+    ask(world)
+    world.apply(LOST)
+    held = world.state.held_input_bytes
+    for _ in range(5):
+        world.apply(LOST)
+    assert world.state.held_input_bytes == held
+    world.apply(Replaced())
+    world.reply("Here.")
+    world.advance(2.0)
+    assert world.state.held_input_bytes == 0

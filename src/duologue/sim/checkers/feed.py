@@ -46,7 +46,7 @@ def check(evidence: Evidence) -> Iterator[Violation]:
         sent = [command.audio for _, command in commands if isinstance(command, AppendAudio)]
         yield from _passed_on(session, talk, b"".join(sent))
         stream = _stream([command for _, command in commands])
-        yield from _pieces(session, stream, talk.name)
+        yield from pieces(session, stream, talk.name)
         if evidence.calm and _plain(session, session.person, talk):
             yield from _speech(session, stream, talk.name)
 
@@ -85,7 +85,7 @@ def _refused(session: SessionEvidence) -> bool:
     return bool(codes & {"input_backpressure", "bad_audio", "session_closed"})
 
 
-def _pieces(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Violation]:
+def pieces(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Violation]:
     """Every piece that a stage was fed stands in what was sent, in that order."""
     if session.site.plan.family == "resident":
         yield from _resident(session, stream, name)

@@ -15,13 +15,13 @@ _CONTENT = (events.ResponseAudio, events.ResponseText, events.ResponseSpeak)
 def check(evidence: Evidence) -> Iterator[Violation]:
     """Every session."""
     for session in evidence.sessions():
-        yield from _at_the_engine(session)
+        yield from at_the_engine(session)
         if session.talk is not None:
             yield from _on_the_wire(session.talk)
             yield from _complete(session, session.talk)
 
 
-def _at_the_engine(session: SessionEvidence) -> Iterator[Violation]:
+def at_the_engine(session: SessionEvidence) -> Iterator[Violation]:
     name = session.session_id
     said = session.events
     numbers = [told.number for told in session.told]

@@ -65,10 +65,10 @@ def check(evidence: Evidence) -> Iterator[Violation]:
     """Every session of a deployment whose model asks for functions."""
     for session in evidence.sessions():
         if session.site.plan.tools:
-            yield from _ledger(session)
+            yield from ledger(session)
 
 
-def _ledger(session: SessionEvidence) -> Iterator[Violation]:
+def ledger(session: SessionEvidence) -> Iterator[Violation]:
     calls = _Calls(session.session_id)
     beside: set[str] = set()
     for told in session.told:

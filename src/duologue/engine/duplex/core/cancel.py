@@ -107,7 +107,8 @@ def advance_epoch(s: SessionState) -> None:
 
 def leave_placement(s: SessionState) -> None:
     """The same for stages that are gone. What a resident model has heard it is told again by its plugin, not by us."""
-    resident.give_back(s, s.tail.unsettled())
+    if s.resident_family:  # the audio of other turns is kept with them
+        resident.give_back(s, s.tail.unsettled())
     _leave_epoch(s)
 
 

@@ -291,8 +291,7 @@ def stage_failed(s: SessionState, item: StageFailed) -> None:
     if item.request_id is not None and s.requests.get(item.request_id) is None and not item.session_ends:
         return
     if s.resident_family or item.session_ends:
-        if item.request_id is not None:
-            s.requests.remove(item.request_id)
+        # Its request stays in the table: other stages may be at work on it, and the clean-up has to name it to them.
         fault(s, item.code, item.message, kind="expired", reason="request_cleanup")
         return
     record = s.requests.remove(item.request_id) if item.request_id is not None else None
