@@ -62,7 +62,6 @@ def _says_twice(self: Outbox, entry: object) -> None:
 
 SAFEGUARDS: dict[str, tuple[object, str, object, type[Life]]] = {
     "what a request that ended says is dropped": (RequestTable, "get", _Undead.get, Life),
-    "one submission is on its way at a time": (AppendTail, "blocked", property(lambda self: bool(self.orphans)), Life),
     "what was queued first is submitted first": (AppendTail, "enqueue", _pushes_in, ResidentLife),
     "sequence numbers count what was accepted": (Fences, "commit", lambda self, fence: None, Life),
     "a request that is given up is stopped": (hearing, "abandon", lambda s, key: s.requests.remove(key), Life),
