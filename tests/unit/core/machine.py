@@ -169,7 +169,9 @@ class Life(RuleBasedStateMachine):
     # -- what the rules share -------------------------------------------------------------------------------------------
 
     def take(self, item: Item) -> None:
-        """One item."""
+        """One item. The shell keeps audio back while a command before it waits."""
+        if isinstance(item, AudioAppended) and self.world.core.holding:
+            return
         self.steps += 1
         Life.seen[type(item)] += 1
         self.world.apply(item)

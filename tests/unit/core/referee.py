@@ -14,6 +14,7 @@ from typing import cast
 
 from duologue.config.session import SessionConfig
 from duologue.engine.duplex import commands as c
+from duologue.engine.duplex.core.barrier import MAX_WAITING_COMMANDS
 from duologue.engine.duplex.core.effects import (
     AbortRequests,
     AnswerControl,
@@ -36,7 +37,6 @@ from duologue.engine.duplex.core.items import (
     ModelSpoke,
     ResumeRequested,
 )
-from duologue.engine.duplex.core.lifecycle import MAX_WAITING_UPDATES
 from duologue.engine.duplex.core.state import SessionState
 from duologue.engine.duplex.events import (
     AudioPart,
@@ -67,6 +67,7 @@ from tests.unit.core.harness import World
 
 SESSION = "duplex-0"
 _ENDS_INPUT = (c.BargeIn, c.CancelInput, c.ClearAudio, c.SignalTurn)
+_ANSWERS: dict[type, type[SessionEvent]] = {c.CommitAudio: InputCommitted, c.UpdateSession: SessionUpdated}
 _AT_THE_END = (AbortRequests, AnswerControl, CleanupSession, InvalidateOutput)
 
 
@@ -97,7 +98,7 @@ class Referee:
         self.withdrawn: set[str] = set()
         self.emitted = 0
         self.refused: Counter[str] = Counter()
-        self.commit: str | None = None  # the command that waits for its verdicts
+        self.kinds: dict[str, type[SessionEvent]] = {}  # what answers a command that may wait
         self.uncommitted = 0
         self.config: SessionConfig = world.config
         self.by_hand = True  # nothing but the client ended a turn so far
@@ -124,6 +125,7 @@ class Referee:
             s.fences.turn_id,
         )
         self.received = s.audio.received_bytes
+        self.held = self._held()
         self.order = [entry.item_id for entry in s.history.items]
         if isinstance(item, ModelSpoke) and item.request_id in self.alive:
             said = self.said.setdefault(item.request_id, Said(item.fence.epoch))
@@ -186,7 +188,7 @@ class Referee:
         self._input(item, events)
         self._settings(item, events)
         self._lease(item, effects)
-        self._commits(item, events)
+        self._commands(item, events)
         self._bounds()
 
     def _nothing_new(self, effects: list[Effect]) -> None:
@@ -288,20 +290,24 @@ class Referee:
         if isinstance(item, CommandReceived) and isinstance(item.command, _ENDS_INPUT):
             self.uncommitted = self.state.audio.buffered_bytes
 
-    def _commits(self, item: Item, events: list[SessionEvent]) -> None:
-        """A commit that waits is carried out, refused or taken back; never forgotten, never twice."""
+    def _held(self) -> set[str]:
+        """The commands that wait for the input before them, or for a verdict."""
+        s = self.state
+        waits = [command.event_id for command in s.behind]
+        waits += [s.commit_wait.event_id if s.commit_wait is not None else None, s.judge_event_id]
+        return {event_id for event_id in waits if event_id is not None}
+
+    def _commands(self, item: Item, events: list[SessionEvent]) -> None:
+        """What waits is carried out, refused or taken back; never forgotten."""
         command = item.command if isinstance(item, CommandReceived) else None
-        waits = self.state.commit_wait
-        done = [event for event in events if isinstance(event, InputCommitted)]
-        if isinstance(command, c.CommitAudio) and waits is not None and waits.event_id == command.event_id:
-            assert self.commit is None and command.event_id is not None
-            self.commit = command.event_id
+        if command is not None and command.event_id is not None:
+            self.kinds[command.event_id] = _ANSWERS.get(type(command), ItemAdded)
+        if self.state.phase != "open" or isinstance(command, _ENDS_INPUT):
             return
-        if self.commit is None or waits is not None:
-            return
-        commit, self.commit = self.commit, None
-        ends = self.state.phase != "open" or isinstance(command, _ENDS_INPUT)
-        assert done or self.refused[commit] or ends, f"commit {commit} was forgotten"
+        settled = self.held - self._held() - {event.event_id for event in events if isinstance(event, ErrorRaised)}
+        asked = Counter(self.kinds[event_id] for event_id in settled)
+        told = Counter(type(event) for event in events)
+        assert all(told[kind] >= count for kind, count in asked.items()), f"of {settled}, some were forgotten: {events}"
 
     # -- settings, lease, bounds --------------------------------------------------------------------------------------
 
@@ -340,7 +346,7 @@ class Referee:
             "events": (len(s.outbox.released), runtime.max_pending_output_events_per_session + 9),
             "items": (len(s.history), runtime.max_items_per_session),
             "calls": (len(s.tools), runtime.max_tool_calls_per_session),
-            "updates": (len(s.updates), MAX_WAITING_UPDATES),
+            "commands": (len(s.behind), MAX_WAITING_COMMANDS),
             "orphans": (len(s.tail.orphans), 1),
         }
         beyond = {name: held for name, (held, limit) in limits.items() if held > limit}

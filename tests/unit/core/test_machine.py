@@ -10,7 +10,6 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from duologue.engine.duplex import commands as c
-from duologue.engine.duplex.core import hearing
 from duologue.engine.duplex.core.fences import Fences
 from duologue.engine.duplex.core.invariants import InvariantViolation
 from duologue.engine.duplex.core.items import Item
@@ -64,7 +63,6 @@ SAFEGUARDS: dict[str, tuple[object, str, object, type[Life]]] = {
     "what a request that ended says is dropped": (RequestTable, "get", _Undead.get, Life),
     "what was queued first is submitted first": (AppendTail, "enqueue", _pushes_in, ResidentLife),
     "sequence numbers count what was accepted": (Fences, "commit", lambda self, fence: None, Life),
-    "a request that is given up is stopped": (hearing, "abandon", lambda s, key: s.requests.remove(key), Life),
     "a resume is a compare and swap": (Lease, "resume", _resumes_any, Life),
     "what is said is said once": (Outbox, "push", _says_twice, Life),
 }
