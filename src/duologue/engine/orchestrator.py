@@ -156,12 +156,16 @@ class Orchestrator(OrchestratorBase):
         failure: Exception | None = None
         try:
             await self._cleanup_request_ids(ids, abort=True)
+        except asyncio.CancelledError:
+            failure = StageFault(ErrorCode.SHUTTING_DOWN, _STOPPING)
+            raise
         except Exception as error:
             failure = error
-        for output in last:
-            self.output_async_queue.put_nowait(output)
-        if message.control_id is not None:
-            self.rpc_async_queue.put_nowait(result_message(message.control_id, partials, failure))
+        finally:
+            for output in last:
+                self.output_async_queue.put_nowait(output)
+            if message.control_id is not None:
+                self.rpc_async_queue.put_nowait(result_message(message.control_id, partials, failure))
 
     # ---------------------------------------------------------------- operations
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from duologue.engine.duplex.messages import ControlMessage
 from duologue.engine.messages import EngineQueueMessage
-from duologue.server.engine import ControlMessage
 
 
 class _Action(msgspec.Struct, frozen=True):

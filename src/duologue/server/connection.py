@@ -24,6 +24,7 @@ from duologue.audio.format import AudioFormat
 from duologue.config.session import SessionConfig, SessionPatch, merge
 from duologue.engine.duplex.commands import AppendAudio, UpdateSession
 from duologue.engine.duplex.messages import (
+    ControlMessage,
     DetachSession,
     OpenedSession,
     OpenSession,
@@ -35,7 +36,6 @@ from duologue.errors import ClientFault, DuologueError, ErrorCode
 from duologue.server.actions import AbortSocket, Action, Ask, CloseSocket, Post
 from duologue.server.attachment import Attachment, Ending, refusal_of
 from duologue.server.commands import command_of
-from duologue.server.engine import ControlMessage
 from duologue.server.hello import Hello
 from duologue.server.journal import Gap
 from duologue.server.projection import DUPLEX_STYLE, GA_STYLE, error_frame

@@ -18,13 +18,10 @@ import msgspec
 from duologue.clock import Runtime
 from duologue.engine.duplex.events import SessionClosed
 from duologue.engine.duplex.messages import (
-    CloseSessionMessage,
-    DetachSession,
+    ControlMessage,
     OpenSession,
     OutputInvalidated,
-    ResumeSession,
     SessionEventMessage,
-    TouchSession,
 )
 from duologue.engine.messages import AbortRequest, EngineQueueMessage, ResultMessage
 from duologue.errors import (
@@ -43,7 +40,6 @@ from duologue.server.turns.port import TurnPort, TurnService
 
 logger = init_logger(__name__)
 
-ControlMessage = OpenSession | CloseSessionMessage | ResumeSession | DetachSession | TouchSession
 SessionOutput = SessionEventMessage | OutputInvalidated
 SessionSink = Callable[[SessionOutput], None]
 

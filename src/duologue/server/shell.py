@@ -15,12 +15,12 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
 from duologue.clock import Runtime, TimerHandle
-from duologue.engine.duplex.messages import OpenSession
+from duologue.engine.duplex.messages import ControlMessage, OpenSession
 from duologue.errors import DuologueError, ErrorCode, SessionFault
 from duologue.log import init_logger
 from duologue.server.actions import AbortSocket, Action, Ask, CloseSocket, Post
 from duologue.server.connection import Connection
-from duologue.server.engine import ControlMessage, EnginePort
+from duologue.server.engine import EnginePort
 from duologue.server.transport import FRAME, SocketLostError, Transport
 
 logger = init_logger(__name__)

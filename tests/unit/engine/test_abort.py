@@ -99,6 +99,30 @@ async def test_an_id_can_be_used_again_at_once(runtime: VirtualRuntime) -> None:
         assert "".join(message.output.text for message in fresh) == "01234"
 
 
+class Hanging(InprocClient):
+    """A replica that takes no abort."""
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        del request_ids
+        await asyncio.get_running_loop().create_future()
+
+
+@virtual
+async def test_an_abort_that_hangs_is_answered_when_the_engine_stops(runtime: VirtualRuntime) -> None:
+    spec = StageSpec(slow_sentences)
+    rig = Rig(runtime, [spec, StageSpec(slow_echo)])
+    hanging = Hanging(spec.stage(), runtime=runtime)
+    rig.orchestrator.stage_pools[0].replicas.make_client = lambda _replica_id: hanging
+    async with running(rig):
+        rig.add("r", "x")
+        await asyncio.sleep(0.17)
+        rig.orchestrator.post(AbortRequest(request_ids=("r",), control_id="1"))
+        await asyncio.sleep(0.1)
+        assert not rig.answers()
+    assert [answer.error_code for answer in rig.answers()] == ["shutting_down"]
+    assert rig.endings() == {"r": 1}
+
+
 class Deaf(InprocClient):
     """A replica whose aborts fail until it is told to listen."""
 

@@ -58,6 +58,10 @@ class TouchSession(DuplexMessage, frozen=True, kw_only=True):
     control_id: str
 
 
+ControlMessage = OpenSession | CloseSessionMessage | ResumeSession | DetachSession | TouchSession
+"""Operations that are answered, each under its ``control_id``, once."""
+
+
 class SessionCommand(DuplexMessage, frozen=True, kw_only=True):
     """One client command, in arrival order."""
 

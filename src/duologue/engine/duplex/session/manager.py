@@ -32,25 +32,18 @@ from duologue.engine.duplex.plugin import DuplexModelPlugin
 from duologue.engine.duplex.session.context import CloseKind
 from duologue.engine.duplex.session.detection import DetectionService
 from duologue.engine.duplex.session.model_channel import PluginFault
+from duologue.engine.duplex.session.operations import ControlOperations
 from duologue.engine.duplex.session.recovery import SessionRecovery
 from duologue.engine.duplex.session.registry import SessionHealth, SessionRecord, SessionRegistry
 from duologue.engine.duplex.session.runner import DuplexSessionRunner
 from duologue.engine.duplex.session.waiting import WaitingRoom
-from duologue.engine.messages import EngineQueueMessage, ResultMessage
+from duologue.engine.messages import EngineQueueMessage
 from duologue.engine.orchestrator import MessageSink
 from duologue.errors import AdmissionFault, ClientFault, DuologueError, ErrorCode
 from duologue.ids import parse_stage_request_id
 from duologue.log import init_logger
 
 logger = init_logger(__name__)
-
-_Control = (
-    messages.OpenSession
-    | messages.CloseSessionMessage
-    | messages.ResumeSession
-    | messages.DetachSession
-    | messages.TouchSession
-)
 
 
 class DuplexSessionManager:
@@ -79,8 +72,9 @@ class DuplexSessionManager:
         self.runtime: Runtime = AsyncioRuntime() if runtime is None else runtime
         self.detection = detection
         self._registry = SessionRegistry()
+        self._operations = ControlOperations(result_sink)
         self.recovery = SessionRecovery(stage_port, self.runtime, self._registry.open_runner)
-        self._waiting = WaitingRoom(self.runtime, runtime_config, self.dispatch, self._refuse, self._put)
+        self._waiting = WaitingRoom(self.runtime, runtime_config, self._operate, self._operations.refuse, self._put)
         self._leaving: dict[str, SessionRecord] = {}
         self._stopping = False
         self.engine_fault: ErrorCode | None = None
@@ -106,7 +100,8 @@ class DuplexSessionManager:
                 | messages.DetachSession()
                 | messages.TouchSession()
             ):
-                self._control(msg)
+                if self._operations.begin(msg.control_id):
+                    self._operate(msg)
             case _:
                 raise TypeError(f"{type(msg).__name__} is not a session message")
 
@@ -128,20 +123,22 @@ class DuplexSessionManager:
         if record is not None and record.runner is not None:
             record.runner.apply(items.OutputTaken(number=msg.number))
 
-    def _control(self, msg: _Control) -> None:
+    def _operate(self, msg: messages.ControlMessage) -> None:
         record = self._registry.get(msg.session_id)
         if record is not None and record.ending:
             record.waiting.append(msg)
             return
         try:
-            self._operate(msg, record)
+            self._carry_out(msg, record)
         except DuologueError as fault:
-            self._refuse(msg.control_id, fault.code, fault.message)
+            self._operations.refuse(msg.control_id, fault.code, fault.message)
         except Exception as exc:
             logger.exception("Control operation failed", extra={"session_id": msg.session_id})
-            self._refuse(msg.control_id, ErrorCode.INTERNAL_ERROR, f"The operation failed ({type(exc).__name__}).")
+            self._operations.refuse(
+                msg.control_id, ErrorCode.INTERNAL_ERROR, f"The operation failed ({type(exc).__name__})."
+            )
 
-    def _operate(self, msg: _Control, record: SessionRecord | None) -> None:
+    def _carry_out(self, msg: messages.ControlMessage, record: SessionRecord | None) -> None:
         match msg:
             case messages.OpenSession():
                 self._open(msg)
@@ -176,7 +173,7 @@ class DuplexSessionManager:
         value = messages.OpenedSession(
             session_id=msg.session_id, generation=runner.session.generation, config=runner.session.config
         )
-        self._succeed(msg.control_id, value)
+        self._operations.succeed(msg.control_id, value)
 
     def _admit(self, msg: messages.OpenSession) -> None:
         limit, session_id = self.runtime_config.max_sessions, msg.session_id
@@ -259,12 +256,12 @@ class DuplexSessionManager:
             runner.apply(items.Detached(expected_generation=msg.expected_generation))
         else:
             self._begin_close(record, "closed", "disconnected")
-        self._succeed(msg.control_id, current)
+        self._operations.succeed(msg.control_id, current)
 
     def _touch(self, msg: messages.TouchSession, record: SessionRecord | None) -> None:
         runner = self._open_runner(record, ErrorCode.UNKNOWN_SESSION, msg.session_id)
         runner.apply(items.Touched())
-        self._succeed(msg.control_id, runner.session.generation)
+        self._operations.succeed(msg.control_id, runner.session.generation)
 
     def _open_runner(self, record: SessionRecord | None, code: ErrorCode, session_id: str) -> DuplexSessionRunner:
         if record is None or record.runner is None or record.phase != "open":
@@ -276,7 +273,7 @@ class DuplexSessionManager:
     def _close(self, msg: messages.CloseSessionMessage, record: SessionRecord | None) -> None:
         if record is None or record.phase == "quarantined":
             self._waiting.leave(msg.session_id)
-            self._succeed(msg.control_id, None)
+            self._operations.succeed(msg.control_id, None)
             return
         record.closers.append(msg.control_id)
         self._begin_close(record, "closed", msg.reason)
@@ -338,10 +335,10 @@ class DuplexSessionManager:
             logger.exception("The terminal could not be sent", extra={"session_id": record.session_id})
         closers, record.closers = record.closers, []
         for control_id in closers:
-            self._succeed(control_id, None)
+            self._operations.succeed(control_id, None)
         waiting, record.waiting = record.waiting, deque()
         for msg in waiting:
-            self.dispatch(msg)
+            self._operate(msg)
         self._terminal_sent.set()
 
     # Requests of sessions
@@ -419,18 +416,12 @@ class DuplexSessionManager:
     def answer(self, control_id: str, generation: int, code: ErrorCode | None, message: str) -> None:
         """Answer an operation that the session decided: its lease generation, or why not."""
         if code is None:
-            self._succeed(control_id, generation)
+            self._operations.succeed(control_id, generation)
         else:
-            self._refuse(control_id, code, message)
+            self._operations.refuse(control_id, code, message)
 
     def _put(self, session_id: str, number: int, event: SessionEvent) -> None:
         self.output_sink.put_nowait(messages.SessionEventMessage(session_id=session_id, number=number, event=event))
-
-    def _succeed(self, control_id: str, value: object) -> None:
-        self.result_sink.put_nowait(ResultMessage(control_id=control_id, value=value))
-
-    def _refuse(self, control_id: str, code: ErrorCode, message: str) -> None:
-        self.result_sink.put_nowait(ResultMessage(control_id=control_id, error_code=code.value, error_message=message))
 
     # Upkeep
 
@@ -497,4 +488,5 @@ class DuplexSessionManager:
     def tables(self) -> Mapping[str, int]:
         """Sizes of everything that must be empty at quiescence, by name."""
         waiting = {"unplaced": len(self.recovery), "waiting": len(self._waiting)}
-        return {**self._registry.tables(), "leaving_sessions": len(self._leaving), **waiting}
+        unanswered = {"operations": len(self._operations)}
+        return {**self._registry.tables(), "leaving_sessions": len(self._leaving), **waiting, **unanswered}

@@ -15,7 +15,7 @@ import msgspec
 
 from duologue.clock import TimerHandle
 from duologue.engine.duplex.events import SessionClosed, SessionExpired, SessionTerminal
-from duologue.engine.duplex.messages import DuplexMessage
+from duologue.engine.duplex.messages import ControlMessage
 from duologue.engine.duplex.session.context import CloseKind
 from duologue.errors import ErrorCode
 
@@ -44,7 +44,7 @@ class SessionRecord:
     terminal_sent: bool = False
     close_timer: TimerHandle | None = None
     closers: list[str] = field(default_factory=list)
-    waiting: deque[DuplexMessage] = field(default_factory=deque)
+    waiting: deque[ControlMessage] = field(default_factory=deque)
     external_ids: tuple[str, ...] = ()
 
     @property
