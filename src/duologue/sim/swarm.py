@@ -25,6 +25,7 @@ from duologue.sim.plan import (
     Order,
     Person,
     Plan,
+    ReplicaFault,
     Rest,
     Say,
     Step,
@@ -89,6 +90,7 @@ FEATURES: Final[Mapping[str, float]] = {
     "rebuild": 0.4,
     "tools": 0.2,
     "queue": 0.25,
+    "stuck": 0.04,
 }
 NAMES: Final = ("ann", "bob", "cyd", "dot", "eve")
 
@@ -130,7 +132,20 @@ class Swarm:
             witness=witness,
             keeps=tuple(sorted(on)),
         )
-        return Misfortunes(self.dice("misfortune"), on).befall(plan)
+        plan = Misfortunes(self.dice("misfortune"), on).befall(plan)
+        return self._stuck(plan) if "stuck" in on and not witness else plan
+
+    def _stuck(self, plan: Plan) -> Plan:
+        """A stage takes no abort any more, and somebody leaves in the middle of an answer: his slot stays taken."""
+        dice = self.dice("stuck")
+        stage = 0 if plan.deployments[0].family == "resident" else dice.choice((0, 1, 2))
+        faults = tuple(ReplicaFault(stage=stage, operation="abort", nth=nth, how="hang") for nth in range(1, 9))
+        leaver = plan.people[0]
+        voice = (*leaver.voice, Say(loud_ms=600, quiet_ms=900), Until(moment=dice.choice(("created", "audio"))))
+        leaver = msgspec.structs.replace(leaver, deployment=0, voice=voice, leave="close")
+        return msgspec.structs.replace(
+            plan, people=(leaver, *plan.people[1:]), replica_faults=(*plan.replica_faults, *faults)
+        )
 
     # -- deployments
 
