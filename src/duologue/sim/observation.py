@@ -53,6 +53,7 @@ class Planned(NamedTuple):
     final: bool
     silence: bool
     accepted: bool
+    instructions: str
 
 
 class Told(NamedTuple):
@@ -136,6 +137,7 @@ class Observations:
                 request.final,
                 request.silence,
                 accepted,
+                request.instructions,
             )
         )
 

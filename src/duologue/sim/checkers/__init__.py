@@ -17,6 +17,7 @@ from duologue.sim.checkers.journal import check as journal
 from duologue.sim.checkers.order import check as order
 from duologue.sim.checkers.pace import check as pace
 from duologue.sim.checkers.placement import check as placement
+from duologue.sim.checkers.settings import check as settings
 from duologue.sim.checkers.tools import check as tools
 
 CHECKERS: Final[tuple[Callable[[Evidence], Iterator[Violation]], ...]] = (
@@ -24,6 +25,7 @@ CHECKERS: Final[tuple[Callable[[Evidence], Iterator[Violation]], ...]] = (
     journal,
     delivery,
     feed,
+    settings,
     pace,
     answer,
     history,

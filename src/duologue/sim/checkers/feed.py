@@ -40,18 +40,18 @@ def check(evidence: Evidence) -> Iterator[Violation]:
         talk = session.talk
         if talk is None or session.person is None:
             continue
-        if not _as_sent(session) or _refused(session):
+        if not as_sent(session) or was_refused(session):
             continue
         commands = session.site.seen.commands.get(session.session_id, ())
         sent = [command.audio for _, command in commands if isinstance(command, AppendAudio)]
         yield from _passed_on(session, talk, b"".join(sent))
-        stream = _stream([command for _, command in commands])
+        stream = stream_of([command for _, command in commands])
         yield from pieces(session, stream, talk.name)
         if evidence.calm and _plain(session, session.person, talk):
             yield from _speech(session, stream, talk.name)
 
 
-def _stream(commands: list[DuplexCommand]) -> bytes:
+def stream_of(commands: list[DuplexCommand]) -> bytes:
     """The samples that were sent. Half a sample before a command that ends the input is dropped, which is a stated rule."""
     stream = bytearray()
     for command in commands:
@@ -73,13 +73,13 @@ def _passed_on(session: SessionEvidence, talk: Conversation, stream: bytes) -> I
         yield Violation("B9", f"{talk.name}: {len(read)} bytes were read, other {len(stream)} were passed on")
 
 
-def _as_sent(session: SessionEvidence) -> bool:
+def as_sent(session: SessionEvidence) -> bool:
     """Whether the model is fed the samples as they are sent: the format in force is its own."""
     configs = [event.config for event in session.events if isinstance(event, SessionCreated | SessionUpdated)]
     return bool(configs) and (configs[-1].input_format.encoding, configs[-1].input_format.rate_hz) == ("pcm16", 16_000)
 
 
-def _refused(session: SessionEvidence) -> bool:
+def was_refused(session: SessionEvidence) -> bool:
     """Whether some audio was refused, or a format changed: then the stream is not simply what was sent."""
     codes = {event.code.value for event in session.events if isinstance(event, ErrorRaised)}
     return bool(codes & {"input_backpressure", "bad_audio", "session_closed"})
@@ -125,17 +125,22 @@ def _resident(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Vi
             continue
         if planned.fence.epoch != epoch:
             position, epoch = 0, planned.fence.epoch
-        found = stream.find(planned.audio, position)
-        size = len(planned.audio)
-        if found < 0:
-            bare = planned.audio.rstrip(b"\0")
-            bare += b"\0" * (len(bare) % 2)
-            found, size = stream.find(bare, position), len(bare)
+        found, size = place(planned.audio, stream, position)
         if found < 0:
             text = f"a unit of {len(planned.audio)} bytes after byte {position} was not sent so"
             yield Violation("B9", f"{name}: {text}")
             return
         position = found + size
+
+
+def place(unit: bytes, stream: bytes, position: int) -> tuple[int, int]:
+    """Where a unit stands in the stream from ``position`` on (-1: nowhere), and its size without padding."""
+    found = stream.find(unit, position)
+    if found >= 0:
+        return found, len(unit)
+    bare = unit.rstrip(b"\0")
+    bare += b"\0" * (len(bare) % 2)
+    return stream.find(bare, position), len(bare)
 
 
 def _plain(session: SessionEvidence, person: Person, talk: Conversation) -> bool:

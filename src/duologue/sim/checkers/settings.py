@@ -1,0 +1,84 @@
+"""Settings: what a resident model is fed goes to it under the settings in force where it stands in the stream (B9).
+
+Audio that is fed again (to the request of a new epoch, or after a failure) may go under newer ones, never under older ones;
+what goes while an answer is in progress may go under those with which the answer began.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+
+from duologue.engine.duplex.commands import AppendAudio, UpdateSession
+from duologue.engine.duplex.events import ErrorRaised, ResponseCreated, ResponseDone, SessionCreated, SessionUpdated
+from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation
+from duologue.sim.checkers.feed import as_sent, place, stream_of, was_refused
+
+
+def check(evidence: Evidence) -> Iterator[Violation]:
+    """Every session whose samples can be compared, if its model hears them as they come."""
+    for session in evidence.sessions():
+        if session.talk is None or session.site.plan.family != "resident":
+            continue
+        if as_sent(session) and not was_refused(session) and _hears_at_once(session):
+            yield from _fed(session, session.talk.name)
+
+
+def _hears_at_once(session: SessionEvidence) -> bool:
+    """Whether the model is fed what comes, and not what is committed: that goes under the settings of its commit."""
+    created = next((event for event in session.events if isinstance(event, SessionCreated)), None)
+    return created is not None and (created.config.auto_response or not session.site.plan.client_commit)
+
+
+def _fed(session: SessionEvidence, name: str) -> Iterator[Violation]:
+    changes = _changes(session)
+    if changes is None or len(changes) < 2:
+        return
+    starts = [start for start, _ in changes]
+    stream = stream_of([command for _, command in session.site.seen.commands.get(session.session_id, ())])
+    position, epoch, reached = 0, 0, 0
+    for planned in session.site.seen.planned:
+        if planned.session_id != session.session_id or planned.accepted or planned.silence or not planned.audio:
+            continue
+        if planned.fence.epoch != epoch:
+            position, epoch = 0, planned.fence.epoch
+        found, size = place(planned.audio, stream, position)
+        if found < 0:
+            return  # which is for the checker of feeding to say
+        position = found + size
+        newest = bisect_left(starts, position) - 1  # what was changed after its last sample is not in force
+        oldest = bisect_right(starts, found) - 1
+        if found < reached or size < len(planned.audio):  # fed again, or it waited for the rest of a unit
+            newest = len(changes) - 1
+        if _answering(session, planned.at):
+            oldest = 0
+        reached = max(reached, position)
+        known = [index for index, (_, text) in enumerate(changes) if text == planned.instructions]
+        if known and not any(oldest <= index <= newest for index in known):
+            text = f"bytes {found} to {position} were fed under settings {known}, not {oldest} to {newest}"
+            yield Violation("B9", f"{name}: {text}")
+            return
+
+
+def _changes(session: SessionEvidence) -> list[tuple[int, str]] | None:
+    """From which byte of the stream which instructions are in force; ``None`` if it cannot be told."""
+    told = [event.config.instructions for event in session.events if isinstance(event, SessionUpdated)]
+    refused = {event.event_id for event in session.events if isinstance(event, ErrorRaised)}
+    changes = [(0, told[0])] if told else []
+    sent = 0
+    for _, command in session.site.seen.commands.get(session.session_id, ()):
+        if isinstance(command, AppendAudio):
+            sent += len(command.audio)
+        elif isinstance(command, UpdateSession):
+            if command.event_id is None:
+                return None
+            if command.event_id not in refused and len(changes) < len(told):
+                changes.append((sent, told[len(changes)]))
+    return changes
+
+
+def _answering(session: SessionEvidence, at: float) -> bool:
+    """Whether an answer is in progress then, as far as the outside can tell."""
+    begun = [told.event for told in session.told if told.at <= at]
+    made = sum(isinstance(event, ResponseCreated) for event in begun)
+    return made > sum(isinstance(event, ResponseDone) for event in begun)
