@@ -17,14 +17,14 @@ _INPUT: Final = (
     one(
         "submitted behind a failure",
         "nothing behind an append that failed is submitted",
-        f"{CORE}.submission:failed",
+        f"{CORE}.settlement:failed",
         "s.tail.void()",
         "behind = behind[:1]",
     ),
     one(
         "rejected units lost",
         "input that no stage took returns to the buffer",
-        f"{CORE}.submission:failed",
+        f"{CORE}.settlement:failed",
         "resident.give_back(s, behind)",
         "pass",
     ),

@@ -13,7 +13,7 @@ import msgspec
 
 from duologue.engine.duplex.commands import CreateResponse
 from duologue.engine.duplex.core import answers, pacing, submission
-from duologue.engine.duplex.core.effects import AbortRequests, ReleaseRequests, SubmitAppend
+from duologue.engine.duplex.core.effects import AbortRequests, ReleaseRequests
 from duologue.engine.duplex.core.history import Item
 from duologue.engine.duplex.core.items import ModelSpoke
 from duologue.engine.duplex.core.responses import Aside, Response
@@ -94,35 +94,6 @@ def _refusal(s: SessionState, command: CreateResponse) -> tuple[ErrorCode, str, 
         message = f"{len(s.asides)} responses outside the conversation are open, which is the limit."
         return ErrorCode.INPUT_BACKPRESSURE, message, None
     return None
-
-
-def next_submission(s: SessionState) -> SubmitAppend | None:
-    """The next one that waits to be submitted; it is in flight from here on."""
-    waiting = next((aside for aside in s.asides.values() if not aside.submitted), None)
-    if waiting is None:
-        return None
-    waiting.submitted = True
-    number = s.tail.begin_beside(waiting.request_id)
-    config = waiting.response.config
-    wished = waiting.response.options.instructions
-    return SubmitAppend(
-        number=number,
-        request_id=waiting.request_id,
-        fence=waiting.fence,
-        seq=0,
-        turn_seq=0,
-        audio=b"",
-        first=True,
-        final=True,
-        respond=True,
-        silence=False,
-        force_listen=False,
-        history=waiting.history,
-        config=config,
-        config_generation=s.config_generation,
-        instructions=config.instructions if wished is None else wished,
-        out_of_band=True,
-    )
 
 
 def settled(s: SessionState, request_id: str, failure: tuple[ErrorCode, str] | None) -> None:

@@ -11,7 +11,6 @@ from duologue.engine.duplex.commands import ResponseOptions, SignalTurn, UpdateS
 from duologue.engine.duplex.core import (
     answers,
     aside,
-    barrier,
     cancel,
     hearing,
     intake,
@@ -22,7 +21,6 @@ from duologue.engine.duplex.core import (
     turns,
 )
 from duologue.engine.duplex.core.effects import (
-    AbortRequests,
     AnswerControl,
     ApplyConfig,
     CleanupSession,
@@ -31,7 +29,7 @@ from duologue.engine.duplex.core.effects import (
 )
 from duologue.engine.duplex.core.endpoint import FRAME_SAMPLES, Endpointer
 from duologue.engine.duplex.core.history import Item
-from duologue.engine.duplex.core.items import CloseRequested, ConfigJudged, ResumeRequested, StageFailed
+from duologue.engine.duplex.core.items import CloseRequested, ConfigJudged, ResumeRequested
 from duologue.engine.duplex.core.state import DETECTOR_RATE_HZ, SessionState
 from duologue.engine.duplex.core.tables import SESSION, advance
 from duologue.engine.duplex.events import (
@@ -278,31 +276,6 @@ def terminal_claimed(s: SessionState) -> None:
     if s.phase == "closing":
         s.phase = advance(SESSION, s.phase, "terminal_claimed")
         s.terminal_sent = True
-
-
-def stage_failed(s: SessionState, item: StageFailed) -> None:
-    """A stage failed: the response it worked for fails; for a resident model, or a lost worker, the session ends."""
-    if s.phase != "open":
-        return
-    beside = s.asides.get(item.request_id) if item.request_id is not None else None
-    if beside is not None and not item.session_ends:
-        aside.fail(s, beside, item.code, item.message)
-        return
-    if item.request_id is not None and s.requests.get(item.request_id) is None and not item.session_ends:
-        return
-    if s.resident_family or item.session_ends:
-        # Its request stays in the table: other stages may be at work on it, and the clean-up has to name it to them.
-        fault(s, item.code, item.message, kind="expired", reason="request_cleanup")
-        return
-    record = s.requests.remove(item.request_id) if item.request_id is not None else None
-    if record is None:
-        return
-    refused = any(append.request_id == record.request_id for append in s.tail.unsettled())
-    s.tail.void(record.request_id)
-    s.do(AbortRequests(request_ids=(record.request_id,)))
-    answers.request_lost(s, record, item.code, item.message)
-    if refused:
-        barrier.tail_failed(s)
 
 
 def rebuild_timed_out(s: SessionState) -> None:

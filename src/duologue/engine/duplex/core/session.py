@@ -44,6 +44,7 @@ from duologue.engine.duplex.core import (
     lifecycle,
     rebuild,
     resident,
+    settlement,
     submission,
     turns,
 )
@@ -161,7 +162,7 @@ class DuplexEngineSession:
             case SpeechScored():
                 intake.scores_arrived(s, item)
             case AppendAccepted():
-                submission.accepted(s, item)
+                settlement.accepted(s, item)
             case ModelSpoke():
                 answers.model_spoke(s, item)
             case OutputTaken():
@@ -177,9 +178,9 @@ class DuplexEngineSession:
             case DetectorFailed():
                 intake.detector_failed(s, item)
             case AppendFailed():
-                submission.failed(s, item)
+                settlement.failed(s, item)
             case StageFailed():
-                lifecycle.stage_failed(s, item)
+                settlement.stage_failed(s, item)
             case ReplicaLost():
                 rebuild.lost(s, item)
             case Replaced():

@@ -1,15 +1,12 @@
-"""Submissions: from the tail to the stage, one at a time, and what acceptance and failure mean.
+"""Submissions: from the tail to the stage, one at a time.
 
-Rules kept here: sequence numbers are committed on acceptance, so they have no gaps; whatever a voided submission started
-at a stage is aborted when its acceptance arrives; an answer waits (as state, bounded) for the transcripts of earlier turns
-that its prompt needs.
+Rules kept here: the conversation comes before what is asked for beside it; an answer waits (as state, bounded) for the
+transcripts of earlier turns that its prompt needs.
 """
 
 from __future__ import annotations
 
-from duologue.engine.duplex.core import answers, aside, barrier, resident
-from duologue.engine.duplex.core.effects import AbortRequests, SubmitAppend
-from duologue.engine.duplex.core.items import AppendAccepted, AppendFailed
+from duologue.engine.duplex.core.effects import SubmitAppend
 from duologue.engine.duplex.core.requests import StageRequestRecord
 from duologue.engine.duplex.core.state import SessionState
 from duologue.engine.duplex.core.tail import PendingAppend
@@ -32,7 +29,7 @@ def pump(s: SessionState) -> None:
     if tail.blocked or s.phase != "open" or s.rebuild_by is not None:
         return
     if not tail.queue:
-        beside = aside.next_submission(s)
+        beside = _beside(s)
         if beside is not None:
             s.do(beside)
         return
@@ -108,66 +105,30 @@ def _submission(s: SessionState, append: PendingAppend, record: StageRequestReco
     )
 
 
-def accepted(s: SessionState, item: AppendAccepted) -> None:
-    """The stage has it."""
-    beside = s.tail.settle_beside(item.number)
-    if beside is not None:
-        aside.settled(s, beside, None)
-        pump(s)
-        return
-    append = s.tail.settle(item.number, accepted=True)
-    if append is None:
-        _undo_orphan(s, item.number, accepted=True)
-        return
-    record = s.requests.get(append.request_id)
-    if record is not None:
-        if not record.submitted:
-            s.resident.rebuild = s.resident.compact = False
-        record.submitted = True
-    s.fences.commit(append.fence)
-    s.lease.worked(s.now)
-    if s.resident_family:
-        if append.result is None:  # which is no time that passes
-            s.silence.accepted(item.submitted_at, silence=append.silence)
-        resident.keep_clock(s, silence=append.silence)
-    append.audio = b""
-    pump(s)
-
-
-def _undo_orphan(s: SessionState, number: int, *, accepted: bool) -> None:
-    append = s.tail.orphan(number, accepted=accepted)
-    if append is not None and accepted:
-        s.fences.commit(
-            append.fence
-        )  # the stage and the plugin have counted it: within the epoch no number comes twice
-    if append is not None and append.request_id not in s.requests.records:
-        # The abort may have overtaken the submission: say it again now that the stage certainly knows the request.
-        s.do(AbortRequests(request_ids=(append.request_id,)))
-    pump(s)
-
-
-def failed(s: SessionState, item: AppendFailed) -> None:
-    """The stage did not take it: nothing behind it is submitted either, and the audio is kept for another try."""
-    beside = s.tail.settle_beside(item.number)
-    if beside is not None:
-        aside.settled(s, beside, (item.code, item.message))
-        pump(s)
-        return
-    append = s.tail.settle(item.number, accepted=False)
-    if append is None:
-        _undo_orphan(s, item.number, accepted=False)
-        return
-    behind = [append, *s.tail.queue]
-    s.tail.void()
-    if s.resident_family:
-        resident.give_back(s, behind)
-    requests = list(dict.fromkeys(entry.request_id for entry in behind))
-    known = tuple(request_id for request_id in requests if s.requests.get(request_id) is not None)
-    if known:
-        s.do(AbortRequests(request_ids=known))
-    for request_id in known:
-        record = s.requests.remove(request_id)
-        if record is not None:
-            answers.request_lost(s, record, item.code, item.message)
-    barrier.tail_failed(s)
-    pump(s)
+def _beside(s: SessionState) -> SubmitAppend | None:
+    """The next response outside the conversation that waits to be submitted; it is in flight from here on."""
+    waiting = next((aside for aside in s.asides.values() if not aside.submitted), None)
+    if waiting is None:
+        return None
+    waiting.submitted = True
+    number = s.tail.begin_beside(waiting.request_id)
+    config = waiting.response.config
+    wished = waiting.response.options.instructions
+    return SubmitAppend(
+        number=number,
+        request_id=waiting.request_id,
+        fence=waiting.fence,
+        seq=0,
+        turn_seq=0,
+        audio=b"",
+        first=True,
+        final=True,
+        respond=True,
+        silence=False,
+        force_listen=False,
+        history=waiting.history,
+        config=config,
+        config_generation=s.config_generation,
+        instructions=config.instructions if wished is None else wished,
+        out_of_band=True,
+    )
