@@ -10,20 +10,21 @@ import pytest
 from typer.testing import CliRunner
 
 from duologue.client.socket import SocketClosed
-from duologue.sim import soak
+from duologue.sim import outcome, soak
 from duologue.sim.checkers import Violation
 from duologue.sim.command import sim_app
 from duologue.sim.coverage import EXPECTED, missing, table
 from duologue.sim.fresh import fresh_seeds
 from duologue.sim.loop import VirtualRuntime, virtual
 from duologue.sim.network import CLIENT_NOTICES_S, Pipe
-from duologue.sim.outcome import Outcome
+from duologue.sim.outcome import Outcome, live, simulate
 from duologue.sim.plan import Link, Order, Person, Plan, Rest, Say, from_json, to_json
 from duologue.sim.regression import Regression, load, save
 from duologue.sim.shrink import shrink
 from duologue.sim.swarm import FEATURES, Swarm, draw
 from duologue.sim.tape import cut, loud_share, spoken
 from duologue.sim.trace import Entry, anonymous, difference
+from duologue.sim.world import World
 
 
 def test_a_piece_of_a_tape_stands_in_it_once() -> None:
@@ -189,7 +190,20 @@ def test_the_commands(tmp_path: Path) -> None:
     assert load(kept).plan.keeps == ()
     result = runner.invoke(sim_app, ["replay", "1", "--plan", str(kept)])
     assert result.exit_code == 0, result.output
-    assert "session.created" in result.output
+    assert "session.created" in result.output and f"digest {simulate(draw(1)).digest}" in result.output
     result = runner.invoke(sim_app, ["shrink", "1"])
     assert result.exit_code == 2
     assert "does not fail" in result.output
+
+
+def test_a_replay_runs_its_plan_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[Plan] = []
+
+    def counted(plan: Plan) -> tuple[World | None, list[Violation]]:
+        runs.append(plan)
+        return live(plan)
+
+    monkeypatch.setattr(outcome, "live", counted)
+    result = CliRunner().invoke(sim_app, ["replay", "1"])
+    assert result.exit_code == 0, result.output
+    assert runs == [draw(1)]

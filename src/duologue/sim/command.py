@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -188,17 +189,18 @@ def replay_command(
     on: On = None,
 ) -> None:
     """Run one seed again and print what happened, as a timeline."""
-    from duologue.sim.outcome import live, simulate
+    from duologue.sim.outcome import judged, live
     from duologue.sim.plan import to_json
     from duologue.sim.trace import show
 
     plan = _plan(seed, plan_file, on)
     if options:
         typer.echo(to_json(plan).decode())
-    world, _ = live(plan)
+    begin = time.process_time()
+    world, found = live(plan)
     for entry in world.trace.entries if world is not None else ():
         typer.echo(show(entry, width))
-    outcome = simulate(plan)
+    outcome = judged(plan, world, found, begin)
     typer.echo(f"seed {outcome.seed}  digest {outcome.digest}  features {' '.join(plan.keeps)}")
     for violation in outcome.violations:
         typer.echo(f"{violation.rule}: {violation.text}")

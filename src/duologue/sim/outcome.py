@@ -121,7 +121,13 @@ def _twins(plan: Plan, trace: Trace) -> list[Violation]:
 def simulate(plan: Plan) -> Outcome:
     """Run a plan and judge it."""
     begin = time.process_time()
-    world, violations = live(plan)
+    world, found = live(plan)
+    return judged(plan, world, found, begin)
+
+
+def judged(plan: Plan, world: World | None, found: list[Violation], begin: float) -> Outcome:
+    """The outcome of a run that :func:`live` returned. ``begin``: the process time when it began, in seconds."""
+    violations = list(found)
     session_s = 0.0
     if world is not None:
         evidence = evidence_of(world)

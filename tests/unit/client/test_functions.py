@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from duologue.client import Functions
+from duologue.client import ClientSession, Functions
 from duologue.client.functions import Answer
 from duologue.sim.loop import virtual
 from tests.unit.client.scripted import (
@@ -62,13 +63,21 @@ def desk() -> tuple[Desk, Functions]:
     return one, functions
 
 
+@asynccontextmanager
+async def meeting(
+    functions: Functions, server: ScriptedServer | None = None
+) -> AsyncIterator[tuple[ClientSession, ScriptedSocket]]:
+    """A session with these functions, and the server's side of its first connection."""
+    server = server or ScriptedServer()
+    task = background(accept(server))
+    async with joined(server, functions=functions) as session:
+        yield session, await task
+
+
 @virtual
 async def test_the_model_goes_on_when_every_result_is_there_and_the_response_is_over() -> None:
     one, functions = desk()
-    server = ScriptedServer()
-    task = background(accept(server))
-    async with joined(server, functions=functions) as session:
-        socket = await task
+    async with meeting(functions) as (session, socket):
         (tool,) = socket.sent[0]["session"]["tools"]
         assert tool == {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}}
         calls(socket, "r", "c1", "c2")
@@ -90,10 +99,7 @@ async def test_the_model_goes_on_when_every_result_is_there_and_the_response_is_
 @virtual
 async def test_a_response_that_is_over_waits_for_its_function(status: str) -> None:
     one, functions = desk()
-    server = ScriptedServer()
-    task = background(accept(server))
-    async with joined(server, functions=functions):
-        socket = await task
+    async with meeting(functions) as (_, socket):
         calls(socket, "r", "c1")
         socket.tell("response.done", response=response_object("r", status))
         await asyncio.sleep(5.0)
@@ -107,10 +113,7 @@ async def test_a_response_that_is_over_waits_for_its_function(status: str) -> No
 @virtual
 async def test_a_response_that_is_stopped_stops_its_functions() -> None:
     one, functions = desk()
-    server = ScriptedServer()
-    task = background(accept(server))
-    async with joined(server, functions=functions):
-        socket = await task
+    async with meeting(functions) as (_, socket):
         calls(socket, "r", "c1")
         await asyncio.sleep(0.1)
         socket.tell("response.done", response=response_object("r", "cancelled"))
@@ -125,9 +128,7 @@ async def test_a_response_that_is_stopped_stops_its_functions() -> None:
 async def test_a_function_runs_once_and_its_result_survives_a_lost_connection() -> None:
     one, functions = desk()
     server = ScriptedServer()
-    task = background(accept(server))
-    async with joined(server, functions=functions):
-        first = await task
+    async with meeting(functions, server) as (_, first):
         calls(first, "r", "c1")
         first.tell("response.done", response=response_object("r", "completed"))
         await asyncio.sleep(0.1)
@@ -146,10 +147,7 @@ async def test_a_function_runs_once_and_its_result_survives_a_lost_connection() 
 @virtual
 async def test_leaving_stops_what_runs() -> None:
     one, functions = desk()
-    server = ScriptedServer()
-    task = background(accept(server))
-    async with joined(server, functions=functions):
-        socket = await task
+    async with meeting(functions) as (_, socket):
         calls(socket, "r", "c1")
         await asyncio.sleep(0.1)
         await closing(socket)
@@ -159,10 +157,7 @@ async def test_leaving_stops_what_runs() -> None:
 @virtual
 async def test_a_function_that_is_not_ours_is_left_to_the_application() -> None:
     _, functions = desk()
-    server = ScriptedServer()
-    task = background(accept(server))
-    async with joined(server, functions=functions) as session:
-        socket = await task
+    async with meeting(functions) as (session, socket):
         calls(socket, "r", "c1", name="other")
         socket.tell("response.done", response=response_object("r", "completed"))
         await asyncio.sleep(1.0)
