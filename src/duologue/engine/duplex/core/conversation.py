@@ -190,10 +190,10 @@ def create_item(s: SessionState, command: CreateItem) -> None:
     if given.output is not None and not tools.may_answer(s, command, given.output):
         return
     item_id = given.item_id or f"item_{s.ids.next_hex()}"
-    if s.history.get(item_id) is not None:
+    if s.history.get(item_id) is not None or _spoken_for(s, item_id):
         s.error(
             ErrorCode.ITEM_EXISTS,
-            f"An item with id {item_id!r} exists; choose another id.",
+            f"An item with id {item_id!r} exists or is on its way; choose another id.",
             event_id=command.event_id,
             param="item.id",
         )
@@ -230,6 +230,17 @@ def create_item(s: SessionState, command: CreateItem) -> None:
     s.emit(ItemAdded(item=item.view(), previous_item_id=previous))
     if given.output is not None:
         tools.answered(s, given.output)
+
+
+def _spoken_for(s: SessionState, item_id: str) -> bool:
+    """Whether what is under way goes by this id: a client may know it before its item is there, or have deleted it."""
+    if s.turn is not None and s.turn.item_id == item_id:
+        return True
+    if item_id in s.committed or any(record.item_id == item_id for record in s.requests.records.values()):
+        return True
+    responses = [] if s.response is None else [s.response]
+    responses += [aside.response for aside in s.asides.values()]
+    return any(item.item_id == item_id for response in responses for item in (response.item, *response.calls))
 
 
 def _item(given: InputItem, item_id: str) -> Item:
