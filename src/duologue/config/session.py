@@ -117,15 +117,18 @@ class SessionConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnDetectionPatch(msgspec.Struct, frozen=True, kw_only=True):
-    """A change to turn detection. ``type`` ``UNSET`` keeps the kind; another kind starts from that kind's defaults."""
+    """A change to turn detection. ``type`` ``UNSET`` keeps the kind; another kind starts from that kind's defaults.
+
+    ``None`` sets a field to its default, and means nothing where the kind has no such field.
+    """
 
     type: Literal["server_vad", "semantic_vad"] | UnsetType = UNSET
-    threshold: float | UnsetType = UNSET
-    prefix_padding_ms: int | UnsetType = UNSET
-    silence_duration_ms: int | UnsetType = UNSET
-    eagerness: Eagerness | UnsetType = UNSET
-    create_response: bool | UnsetType = UNSET
-    interrupt_response: bool | UnsetType = UNSET
+    threshold: float | UnsetType | None = UNSET
+    prefix_padding_ms: int | UnsetType | None = UNSET
+    silence_duration_ms: int | UnsetType | None = UNSET
+    eagerness: Eagerness | UnsetType | None = UNSET
+    create_response: bool | UnsetType | None = UNSET
+    interrupt_response: bool | UnsetType | None = UNSET
     idle_timeout_ms: int | UnsetType | None = UNSET
 
 
@@ -172,14 +175,22 @@ def _merge_detection(current: TurnDetection | None, patch: TurnDetectionPatch | 
     else:
         kind = ServerVad if patch.type == "server_vad" else SemanticVad
     base = current if isinstance(current, kind) else kind()
-    unknown = [name for name in given if name not in kind.__struct_fields__]
+    unknown = [name for name, value in given.items() if value is not None and name not in kind.__struct_fields__]
     if unknown:
         raise ClientFault(
             ErrorCode.UNSUPPORTED_TURN_DETECTION,
             f"turn_detection.{unknown[0]} does not belong to type {kind.__struct_config__.tag!r}.",
             param=f"session.audio.input.turn_detection.{unknown[0]}",
         )
-    merged = msgspec.structs.replace(base, **given)
+    usual = kind()
+    merged = msgspec.structs.replace(
+        base,
+        **{
+            name: getattr(usual, name) if value is None else value
+            for name, value in given.items()
+            if name in kind.__struct_fields__
+        },
+    )
     check_detection(merged)
     return merged
 
@@ -205,7 +216,8 @@ def check_detection(detection: TurnDetection) -> None:
             )
 
 
-def _check_numbers(config: SessionConfig) -> None:
+def check_numbers(config: SessionConfig, where: str) -> None:
+    """Raise :class:`ClientFault` (``invalid_session_config``) when a number is out of range."""
     checks: tuple[tuple[str, float | None, float, float], ...] = (
         ("speed", config.speed, 0.25, 4.0),
         ("temperature", config.temperature, 0.0, 2.0),
@@ -219,8 +231,11 @@ def _check_numbers(config: SessionConfig) -> None:
             raise ClientFault(
                 ErrorCode.INVALID_SESSION_CONFIG,
                 f"{name} must be between {low:g} and {high:g}, got {value:g}.",
-                param=f"session.{name}",
+                param=f"{where}.{name}",
             )
+
+
+def _check_overlap(config: SessionConfig) -> None:
     if config.overlap_policy == "barge_in_on_speech" and config.turn_detection is None and not config.auto_response:
         raise ClientFault(
             ErrorCode.UNSUPPORTED_TURN_DETECTION,
@@ -239,7 +254,8 @@ def merge(config: SessionConfig, patch: SessionPatch) -> SessionConfig:
     if patch.turn_detection is not UNSET:
         changes["turn_detection"] = _merge_detection(config.turn_detection, patch.turn_detection)
     merged = msgspec.structs.replace(config, **changes) if changes else config
-    _check_numbers(merged)
+    check_numbers(merged, "session")
+    _check_overlap(merged)
     check_tools(merged, "session")
     return merged
 

@@ -190,14 +190,15 @@ def _options(params: ResponseParams | None) -> ResponseOptions:
     if params is None:
         return ResponseOptions()
     voice, output_format = _output(params)
-    names = params.output_modalities or params.modalities or None
-    limit = token_limit(params.max_output_tokens, "response.max_output_tokens")
+    names = _set(params.modalities if params.output_modalities is UNSET else params.output_modalities)
+    most = token_limit(params.max_output_tokens, "response.max_output_tokens")
     return ResponseOptions(
-        instructions=instructions_of(params.instructions, "response.instructions") or None,
+        instructions=_set(instructions_of(params.instructions, "response.instructions")),
         modality=None if names is None else modality_of(names, "response.output_modalities"),
         metadata=params.metadata or {},
-        max_output_tokens=limit if isinstance(limit, int) else None,
-        out_of_band=params.conversation == "none",
+        max_output_tokens=UNSET if params.max_output_tokens is None else most,
+        temperature=_set(params.temperature),
+        out_of_band=_is_beside(params.conversation),
         tools=None if params.tools is None else _set(tools_of(params.tools, "response")),
         tool_choice=None if params.tool_choice is None else _set(tool_choice_of(params.tool_choice, "response")),
         parallel_tool_calls=_set(params.parallel_tool_calls),
@@ -205,6 +206,14 @@ def _options(params: ResponseParams | None) -> ResponseOptions:
         output_format=output_format,
         input=_input(params.input),
     )
+
+
+def _is_beside(conversation: str | UnsetType | None) -> bool:
+    """Whether the response is to be outside the conversation."""
+    if conversation not in (UNSET, None, "auto", "none"):
+        message = f"conversation must be 'auto' or 'none', got {conversation!r}."
+        raise ClientFault(ErrorCode.BAD_EVENT, message, param="response.conversation")
+    return conversation == "none"
 
 
 def _output(params: ResponseParams) -> tuple[str | None, AudioFormat | None]:
@@ -261,7 +270,9 @@ def input_item(item: Item) -> InputItem:
             call_id = _field(
                 item.call_id, "item.call_id", "The result of a function needs the call_id that it answers."
             )
-            output = CallOutput(call_id, item.output or "")
+            if not isinstance(item.output, str):
+                raise _bad_item("The result of a function needs its output: a text, which may be empty.", "item.output")
+            output = CallOutput(call_id, item.output)
             return InputItem(item_id=item.id or None, role="tool", output=output)
     raise _bad_item(
         f"Items of type {item.type!r} are not offered; use 'message', 'function_call' or 'function_call_output'.",

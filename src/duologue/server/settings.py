@@ -73,6 +73,7 @@ _DETECTION_FIELDS: Final = (
     "eagerness",
     "create_response",
     "interrupt_response",
+    "idle_timeout_ms",
 )
 _T = TypeVar("_T")
 _TYPES: Final[tuple[str, ...]] = ("realtime",)
@@ -99,7 +100,7 @@ def audio_format(name: str, rate_hz: int | None, default_rate_hz: int, param: st
             param,
             ErrorCode.UNSUPPORTED_AUDIO_FORMAT,
         )
-    rate = rate_hz or (8_000 if encoding in ("pcmu", "pcma") else default_rate_hz)
+    rate = rate_hz if rate_hz is not None else 8_000 if encoding in ("pcmu", "pcma") else default_rate_hz
     try:
         return AudioFormat(encoding=encoding, rate_hz=rate)
     except AudioFormatError as fault:
@@ -191,10 +192,12 @@ def _with_duplex(patch: SessionPatch, session: Session) -> SessionPatch:
 
 def modality_of(names: list[str] | None, param: str) -> Modality:
     """The one modality that a list of them means: audio comes with its transcript, so audio wins."""
+    if names == []:
+        raise invalid("output_modalities is empty; use ['audio'] or ['text'], or leave it out.", param)
     for name in names or ():
         if name not in get_args(Modality):
             raise invalid(f"Modality {name!r} is not offered; use ['audio'] or ['text'].", param)
-    return "text" if names == ["text"] else "audio"
+    return "text" if names is not None and "audio" not in names else "audio"
 
 
 def instructions_of(text: str | UnsetType | None, param: str) -> str | UnsetType | None:
@@ -273,8 +276,7 @@ def _turn_detection(params: TurnDetectionParams | UnsetType | None) -> TurnDetec
             "session.audio.input.turn_detection.eagerness",
             ErrorCode.UNSUPPORTED_TURN_DETECTION,
         )
-    given = {name: getattr(params, name) for name in _DETECTION_FIELDS if getattr(params, name) is not None}
-    return TurnDetectionPatch(**given, idle_timeout_ms=params.idle_timeout_ms or UNSET)
+    return TurnDetectionPatch(**{name: getattr(params, name) for name in _DETECTION_FIELDS})
 
 
 def _is_on(params: TranscriptionParams | UnsetType | None) -> bool | UnsetType:

@@ -6,8 +6,16 @@ import msgspec
 import pytest
 
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
-from duologue.engine.duplex.commands import CreateItem, CreateResponse, DeleteItem, InputItem
-from duologue.engine.duplex.events import ErrorRaised, ImagePart, ItemAdded, TextPart
+from duologue.engine.duplex.commands import (
+    CreateItem,
+    CreateResponse,
+    DeleteItem,
+    InputItem,
+    ItemReference,
+    ResponseOptions,
+)
+from duologue.engine.duplex.events import ErrorRaised, ImagePart, ItemAdded, ResponseCreated, TextPart
+from duologue.engine.duplex.plugin import ModelCapabilities
 from duologue.errors import ErrorCode
 from duologue.outputs import Image
 from tests.unit.core.harness import CASCADE, MANUAL, World
@@ -69,3 +77,34 @@ def test_so_large_may_the_pictures_of_a_conversation_be(size: int, fits: bool) -
         world.send(DeleteItem(item_id=first))
         show(world, image(size))
         assert len(world.of(ItemAdded)) == 2
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "size", "code"),
+    [(CASCADE, 100, ErrorCode.IMAGES_UNSUPPORTED), (SEES, 1_001, ErrorCode.INVALID_ITEM), (SEES, 1_000, None)],
+)
+def test_pictures_of_the_input_of_one_response_are_judged_alike(
+    capabilities: ModelCapabilities, size: int, code: ErrorCode | None
+) -> None:
+    limits = DuplexSessionRuntimeConfig(max_image_bytes_per_item=1_000)
+    world = World(MANUAL, capabilities=capabilities, runtime=limits)
+    given = (
+        InputItem(role="user", texts=("Look.",)),
+        InputItem(role="user", texts=("What is this?",), images=(image(size),)),
+    )
+    world.send(CreateResponse(options=ResponseOptions(input=given), event_id="e"))
+    errors = [(error.code, error.event_id, error.param) for error in world.of(ErrorRaised)]
+    assert errors == ([] if code is None else [(code, "e", "response.input[1].content")])
+    assert bool(world.of(ResponseCreated)) is (code is None)
+
+
+@pytest.mark.parametrize(("times", "fits"), [(1, True), (2, True), (3, False)])
+def test_so_large_may_the_pictures_of_one_prompt_be(times: int, fits: bool) -> None:
+    limits = DuplexSessionRuntimeConfig(max_image_bytes_per_session=1_000)
+    world = World(MANUAL, capabilities=SEES, runtime=limits)
+    show(world, image(500))
+    named = ItemReference(world.last(ItemAdded).item.item_id)
+    world.send(CreateResponse(options=ResponseOptions(input=(named,) * times), event_id="e"))
+    errors = [(error.code, error.event_id, error.param) for error in world.of(ErrorRaised)]
+    assert errors == ([] if fits else [(ErrorCode.INVALID_ITEM, "e", "response.input")])
+    assert bool(world.of(ResponseCreated)) is fits

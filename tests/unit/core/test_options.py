@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import UNSET, UnsetType, structs
 
 from duologue.config.session import ServerVad, SessionConfig, SessionPatch
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
@@ -15,6 +16,7 @@ from duologue.engine.duplex.commands import (
     CreateItem,
     CreateResponse,
     InputItem,
+    ItemReference,
     ResponseOptions,
     UpdateSession,
 )
@@ -286,3 +288,41 @@ def test_what_was_sent_of_an_unfinished_answer_is_kept_where_all_that_is_sent_co
         (item,) = [item for item in world.state.history.items if item.role == "assistant"]
         kept.append(item.heard_text())
     assert kept == ["As far as it goes"] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        *((ResponseOptions(max_output_tokens=most), "response.max_output_tokens") for most in (-1, 0, 65_537, 2**53)),
+        *((ResponseOptions(temperature=hot), "response.temperature") for hot in (-0.1, 2.1, float("nan"))),
+    ],
+)
+@pytest.mark.parametrize("out_of_band", [False, True])
+def test_a_number_out_of_range_is_refused_for_one_response_as_for_the_session(
+    options: ResponseOptions, param: str, out_of_band: bool
+) -> None:
+    world = asked(structs.replace(options, out_of_band=out_of_band, modality="text"))
+    (error,) = world.of(ErrorRaised)
+    assert (error.code, error.param, error.event_id) == (ErrorCode.INVALID_SESSION_CONFIG, param, "create")
+    assert not world.of(ResponseCreated) and not world.submits
+
+
+@pytest.mark.parametrize(("most", "expected"), [(UNSET, 500), (None, None), (1, 1), (65_536, 65_536)])
+def test_no_limit_is_a_limit_of_its_own(most: int | UnsetType | None, expected: int | None) -> None:
+    world = asked(ResponseOptions(max_output_tokens=most), SessionConfig(max_output_tokens=500))
+    assert world.submits[-1].config.max_output_tokens == expected
+    assert world.last(ResponseCreated).max_output_tokens == expected
+
+
+@pytest.mark.parametrize(("hot", "expected"), [(None, 0.4), (0.0, 0.0), (2.0, 2.0)])
+def test_temperature_of_one_response(hot: float | None, expected: float) -> None:
+    world = asked(ResponseOptions(temperature=hot), SessionConfig(temperature=0.4))
+    assert world.submits[-1].config.temperature == expected
+
+
+def test_an_item_may_be_named_any_number_of_times() -> None:
+    world = World(MANUAL, runtime=DuplexSessionRuntimeConfig(max_history_chars=10))
+    world.send(CreateItem(item=InputItem(item_id="a", role="user", texts=("0123456789",))))
+    world.send(CreateResponse(options=ResponseOptions(input=(ItemReference("a"),) * 40)))
+    assert [entry.text for entry in world.submits[-1].history] == ["0123456789"]
+    assert world.state.history.get("a") is not None and not world.of(ErrorRaised)

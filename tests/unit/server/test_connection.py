@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from duologue.audio.format import AudioFormat
 from duologue.engine.duplex import commands, events, messages
@@ -194,6 +195,41 @@ def test_bad_input_costs_an_error_and_nothing_else(frame: str, code: str, event_
     assert (error["type"], error["error"]["code"], error["error"]["event_id"]) == ("error", code, event_id)
     assert client.send("input_audio_buffer.clear")[0]["type"] == "input_audio_buffer.cleared"
     assert (client.closed, other.types) == (None, ["session.created"])
+
+
+@pytest.mark.parametrize(
+    ("response", "param"),
+    [
+        ({"conversation": "nope"}, "response.conversation"),
+        ({"conversation": ""}, "response.conversation"),
+        ({"output_modalities": []}, "response.output_modalities"),
+        ({"audio": {"output": {"format": {"type": "audio/pcm", "rate": 0}}}}, "response.audio.output.format"),
+    ],
+)
+def test_an_option_of_one_response_that_means_nothing_is_refused(response: object, param: str) -> None:
+    client = World().connect()
+    (error,) = client.send("response.create", response=response, event_id="E")
+    assert (error["error"]["param"], error["error"]["event_id"]) == (param, "E")
+    assert commands_of(client.world) == []
+
+
+def test_empty_instructions_and_no_limit_are_wishes_and_null_is_none() -> None:
+    client = World().connect()
+    client.send("response.create", response={"instructions": "", "max_output_tokens": "inf", "temperature": 0.5})
+    client.send("response.create", response={"instructions": None, "max_output_tokens": None, "conversation": None})
+    first, second = (command.options for command in commands_of(client.world))
+    assert (first.instructions, first.max_output_tokens, first.temperature) == ("", None, 0.5)
+    assert (second.instructions, second.max_output_tokens, second.temperature) == (None, UNSET, None)
+    assert not second.out_of_band
+
+
+@pytest.mark.parametrize("given", [{}, {"output": None}, {"content": [{"type": "output_text", "text": "21 C"}]}])
+def test_a_result_without_its_output_is_refused_and_not_applied_empty(given: dict[str, object]) -> None:
+    client = World().connect()
+    item = {"type": "function_call_output", "call_id": "call_1", **given}
+    (error,) = client.send("conversation.item.create", item=item, event_id="E")
+    assert (error["error"]["code"], error["error"]["param"]) == ("invalid_item", "item.output")
+    assert commands_of(client.world) == []
 
 
 def test_a_binary_frame_is_a_typed_error() -> None:

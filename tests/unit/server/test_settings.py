@@ -121,9 +121,37 @@ def test_a_partial_detector_keeps_the_rest() -> None:
     assert merge(current, change).turn_detection == ServerVad(threshold=0.7, silence_duration_ms=800)
 
 
+@pytest.mark.parametrize("kind", [ServerVad, SemanticVad])
+def test_null_within_a_detector_is_the_default_of_that_field(kind: type[ServerVad | SemanticVad]) -> None:
+    set_ = {"threshold": 0.7, "prefix_padding_ms": 100, "create_response": False, "interrupt_response": False}
+    own = {"silence_duration_ms": 800, "idle_timeout_ms": 9_000} if kind is ServerVad else {"eagerness": "low"}
+    current = msgspec.structs.replace(BASE, turn_detection=kind(**set_, **own))
+    for name in ("silence_duration_ms", "idle_timeout_ms", "eagerness", *set_):
+        merged = merge(current, patch({"turn_detection": {name: None}}, "ga", current)).turn_detection
+        assert isinstance(merged, kind)
+        expected = {field: value for field, value in {**set_, **own}.items() if field != name}
+        assert merged == kind(**expected)
+
+
+def test_an_idle_timeout_of_nothing_is_refused() -> None:
+    current = msgspec.structs.replace(BASE, turn_detection=ServerVad())
+    with pytest.raises(ClientFault, match="idle_timeout_ms must be between 1000 and 600000, got 0"):
+        merge(current, patch({"turn_detection": {"idle_timeout_ms": 0}}, "ga", current))
+
+
+def test_modalities_that_say_text_alone() -> None:
+    assert patch({"output_modalities": ["text", "text"]}).output_modality == "text"
+
+
 @pytest.mark.parametrize(
     ("session", "code", "param"),
     [
+        ({"output_modalities": []}, ErrorCode.INVALID_SESSION_CONFIG, "session.output_modalities"),
+        (
+            {"audio": {"output": {"format": {"type": "audio/pcm", "rate": 0}}}},
+            ErrorCode.UNSUPPORTED_AUDIO_FORMAT,
+            "session.audio.output.format",
+        ),
         ({"type": "transcription"}, ErrorCode.UNSUPPORTED, "session.type"),
         ({"model": "m3"}, ErrorCode.MODEL_NOT_FOUND, "session.model"),
         ({"output_modalities": ["video"]}, ErrorCode.INVALID_SESSION_CONFIG, "session.output_modalities"),

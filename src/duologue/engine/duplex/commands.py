@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from duologue.audio.format import AudioFormat
 from duologue.config.session import Modality, SessionPatch
@@ -97,13 +98,15 @@ class ItemReference(msgspec.Struct, frozen=True, tag=True):
 class ResponseOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What one ``response.create`` may override.
 
-    ``input``: what is read instead of the conversation, oldest first; the core keeps what it found in ``context``.
+    ``max_output_tokens``: ``UNSET`` is the session's, ``None`` is no limit. ``input``: what is read instead of the
+    conversation, oldest first; the core keeps what it found in ``context``.
     """
 
     instructions: str | None = None
     modality: Modality | None = None
     metadata: Mapping[str, str] = {}
-    max_output_tokens: int | None = None
+    max_output_tokens: int | UnsetType | None = UNSET
+    temperature: float | None = None
     out_of_band: bool = False
     tools: tuple[ToolDefinition, ...] | None = None
     tool_choice: ToolChoice | None = None

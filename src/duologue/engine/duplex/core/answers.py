@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import assert_never
 
 import msgspec
+from msgspec import UNSET
 
 from duologue.config.session import Modality, SessionConfig
 from duologue.engine.duplex.commands import ResponseOptions
@@ -129,16 +130,14 @@ def _request_for(s: SessionState, committed: CommittedTurn | None) -> StageReque
 
 def config_for(s: SessionState, options: ResponseOptions, modality: Modality) -> SessionConfig:
     """The session's settings with what this one response overrides; a later update does not touch them."""
-    config = s.config
-    if modality != config.output_modality:
-        config = msgspec.structs.replace(config, output_modality=modality)
-    if options.voice is not None:
-        config = msgspec.structs.replace(config, voice=options.voice)
-    if options.output_format is not None:
-        config = msgspec.structs.replace(config, output_format=options.output_format)
-    if options.max_output_tokens is not None:
-        config = msgspec.structs.replace(config, max_output_tokens=options.max_output_tokens)
-    return with_tools(config, options)
+    given = {
+        name: value
+        for name in ("voice", "output_format", "temperature")
+        if (value := getattr(options, name)) is not None
+    }
+    if options.max_output_tokens is not UNSET:
+        given["max_output_tokens"] = options.max_output_tokens
+    return with_tools(msgspec.structs.replace(s.config, output_modality=modality, **given), options)
 
 
 def with_tools(config: SessionConfig, options: ResponseOptions) -> SessionConfig:

@@ -7,10 +7,11 @@ refused for being late or long; an acknowledgement that comes too late is ignore
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 import msgspec
 
-from duologue.config.session import check_tools
+from duologue.config.session import check_numbers, check_tools
 from duologue.engine.duplex.commands import (
     AckPlayback,
     CancelResponse,
@@ -93,8 +94,9 @@ def create_response(s: SessionState, command: CreateResponse) -> None:
 
 def _options_fit(s: SessionState, command: CreateResponse) -> bool:
     """Whether the model can do what this one response is to do; if not, the client is told."""
-    config = answers.with_tools(s.config, command.options)
+    config = answers.config_for(s, command.options, command.options.modality or s.config.output_modality)
     try:
+        check_numbers(config, "response")
         check_tools(config, "response")
         if command.options.tools is not None:
             s.capabilities.check(config, "response")
@@ -102,7 +104,7 @@ def _options_fit(s: SessionState, command: CreateResponse) -> bool:
         if voice is not None and voice != s.config.voice and s.spoke and s.capabilities.fixed_voice_after_audio:
             raise ClientFault(
                 ErrorCode.VOICE_UPDATE_UNSUPPORTED,
-                f"The assistant has spoken with voice {s.config.voice!r}; the voice cannot change any more.",
+                f"The assistant has spoken with voice {s.config.voice or 'default'!r}; the voice cannot change any more.",
                 param="response.audio.output.voice",
             )
     except ClientFault as fault:
@@ -118,6 +120,8 @@ def _context(
     context = History(max(1, len(given)), s.runtime.max_history_chars)
     for index, entry in enumerate(given):
         if isinstance(entry, InputItem):
+            if not _images_fit(s, entry, command.event_id, f"response.input[{index}].content"):
+                return None
             context.append(_item(entry, f"input_{index}"))
             continue
         item = s.history.get(entry.item_id)
@@ -129,7 +133,12 @@ def _context(
                 param=f"response.input[{index}].id",
             )
             return None
-        context.append(item)
+        context.append(replace(item, item_id=f"input_{index}"))  # an item may be named twice
+    limit = s.runtime.max_image_bytes_per_session
+    if context.image_bytes > limit:
+        message = f"The input holds {context.image_bytes} bytes of images and may hold {limit}; name fewer of them."
+        s.error(ErrorCode.INVALID_ITEM, message, event_id=command.event_id, param="response.input")
+        return None
     return context.prompt()
 
 
@@ -215,7 +224,7 @@ def create_item(s: SessionState, command: CreateItem) -> None:
             param="item.content",
         )
         return
-    if not _images_fit(s, command):
+    if not _images_fit(s, given, command.event_id, "item.content"):
         return
     if given.call is not None and s.history.call(given.call.call_id) is not None:
         s.error(
@@ -255,9 +264,9 @@ def _item(given: InputItem, item_id: str) -> Item:
     )
 
 
-def _images_fit(s: SessionState, command: CreateItem) -> bool:
+def _images_fit(s: SessionState, given: InputItem, event_id: str | None, param: str) -> bool:
     """Whether the model takes the item's pictures and there is room for them; if not, the client is told."""
-    images = command.item.images
+    images = given.images
     if not images:
         return True
     size = sum(len(image.url) for image in images)
@@ -273,7 +282,7 @@ def _images_fit(s: SessionState, command: CreateItem) -> bool:
         message = f"The images of the conversation would take more than {limit} bytes; delete some first."
     else:
         return True
-    s.error(code, message, event_id=command.event_id, param="item.content")
+    s.error(code, message, event_id=event_id, param=param)
     return False
 
 

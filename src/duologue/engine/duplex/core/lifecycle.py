@@ -110,7 +110,7 @@ def _check_frozen(s: SessionState, config: SessionConfig) -> None:
     if s.spoke and s.capabilities.fixed_voice_after_audio and config.voice != current.voice:
         raise ClientFault(
             ErrorCode.VOICE_UPDATE_UNSUPPORTED,
-            f"The assistant has spoken with voice {current.voice!r}; the voice cannot change any more.",
+            f"The assistant has spoken with voice {current.voice or 'default'!r}; the voice cannot change any more.",
             param="session.audio.output.voice",
         )
 
