@@ -6,8 +6,10 @@ Times are in seconds or milliseconds as named, sizes in bytes.
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
-from typing import Literal
+from collections.abc import Mapping
+from typing import Final, Literal
 
 import msgspec
 
@@ -20,6 +22,9 @@ from duologue.outputs import Options
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
+LARGEST_NUMBER: Final = 2**53
+"""Beyond it the arithmetic of clocks and bytes is not exact, and further up it fails."""
+
 _PLUGIN = re.compile(r"^[A-Za-z_][\w-]*$|^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
 
 
@@ -31,6 +36,23 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def check_sizes(settings: object, path: str) -> None:
+    """Raise ``ValueError`` for the first number in ``settings``, at any depth, that is too large for arithmetic, or none."""
+    inner: list[tuple[str, object]] = []
+    if isinstance(settings, msgspec.Struct):
+        inner = [(name, getattr(settings, name)) for name in settings.__struct_fields__]
+    elif isinstance(settings, Mapping):
+        inner = [(str(name), value) for name, value in settings.items()]
+    elif isinstance(settings, tuple):
+        inner = [(str(index), value) for index, value in enumerate(settings)]
+    elif isinstance(settings, int) and abs(settings) > LARGEST_NUMBER:
+        raise ValueError(f"{path} must be at most {LARGEST_NUMBER}, got a number of {settings.bit_length()} bits")
+    elif isinstance(settings, float) and not (math.isfinite(settings) and abs(settings) <= LARGEST_NUMBER):
+        raise ValueError(f"{path} must be a number of at most {LARGEST_NUMBER}, got {settings!r}")
+    for name, value in inner:
+        check_sizes(value, f"{path}.{name}" if path else name)
 
 
 class ServerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -120,6 +142,7 @@ class DuologueConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logging: LoggingConfig = LoggingConfig()
 
     def __post_init__(self) -> None:
+        check_sizes(self, "")
         if self.pipeline is not None and self.sessions.replica_policy == "least_sessions":
             replica_groups(self.sessions.replica_groups, [stage.replicas for stage in self.pipeline.stages])
         try:

@@ -225,6 +225,7 @@ def check_numbers(config: SessionConfig, where: str) -> None:
         ("overlap_short_ack_ms", config.overlap_short_ack_ms, 0, 60_000),
         ("overlap_barge_in_ms", config.overlap_barge_in_ms, 0, 60_000),
         ("overlap_silence_rms", config.overlap_silence_rms, 0.0, 1.0),
+        ("overlap_decide_ms", config.overlap_decide_ms, 0, 60_000),
     )
     for name, value, low, high in checks:
         if value is not None and not low <= value <= high:

@@ -132,8 +132,10 @@ class DuplexSessionRuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 f"sessions.max_waiting_sessions must be greater than 0 or null, got {self.max_waiting_sessions!r}"
             )
-        if self.disconnect_grace_s < 0:
-            raise ValueError(f"sessions.disconnect_grace_s must not be negative, got {self.disconnect_grace_s!r}")
+        for name in ("disconnect_grace_s", "resume_replay_ttl_s", "resume_replay_max_bytes_per_session"):
+            value = getattr(self, name)
+            if not value >= 0:
+                raise ValueError(f"sessions.{name} must not be negative, got {value!r}")
         self._check_placement()
         if self.send_ahead_ms is not None and self.send_ahead_ms < self.audio_delta_ms:
             raise ValueError(

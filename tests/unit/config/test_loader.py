@@ -137,6 +137,31 @@ def test_empty_groups_mean_the_defaults(tmp_path: Path, text: str) -> None:
             "pipeline: {stages: [{name: a, factory: 'p:S', environment: {A: x, THREADS: 2}}]}",
             "pipeline.stages[0].environment.THREADS: expected str, got 2",
         ),
+        (
+            f"sessions: {{max_turn_ms: 1{'0' * 400}}}",
+            "sessions.max_turn_ms must be at most 9007199254740992, got a number",
+        ),
+        ("sessions: {max_items_per_session: 9007199254740993}", "sessions.max_items_per_session must be at most"),
+        (f"session: {{overlap_decide_ms: 1{'0' * 400}}}", "session.overlap_decide_ms must be at most 9007199254740992"),
+        ("session: {overlap_decide_ms: -1}", "overlap_decide_ms must be between 0 and 60000, got -1"),
+        *(
+            (f"{section}: {inner.replace('X', value)}", f"must be a number of at most 9007199254740992, got {shown}")
+            for section, inner in (
+                ("sessions", "{control_timeout_s: X}"),
+                ("server", "{limits: {ping_interval_s: X}}"),
+                ("server", "{turns: {request_timeout_s: X}}"),
+                ("model", "{options: {a: X}}"),
+            )
+            for value, shown in ((".inf", "inf"), ("1.0e+300", "1e+300"))
+        ),
+        ("model: {options: {a: .nan}}", "model.options.a must be a number of at most 9007199254740992, got nan"),
+        ("sessions: {disconnect_grace_s: .nan}", "sessions.disconnect_grace_s must not be negative, got nan"),
+        ("sessions: {resume_replay_ttl_s: -1}", "sessions.resume_replay_ttl_s must not be negative, got -1.0"),
+        ("sessions: {resume_replay_ttl_s: .nan}", "sessions.resume_replay_ttl_s must not be negative, got nan"),
+        (
+            "sessions: {resume_replay_max_bytes_per_session: -1}",
+            "sessions.resume_replay_max_bytes_per_session must not be negative, got -1",
+        ),
         ("- a list", "must hold keys and values, got a list"),
         ("server: [1", "not valid YAML in line 1"),
         ("server: {host: 2026-13-45}", "a value looks like a number or a date and is none"),
