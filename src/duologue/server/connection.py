@@ -315,7 +315,10 @@ class Connection:
 
     def _keep_early(self, event: client.AnyClientEvent, size: int) -> None:
         """Keep what arrives before the session is there. Audio beyond the bound is refused once, unless it has an id."""
-        if not self._early_full:
+        if isinstance(event, client.SessionClose) and self._queued and self._attachment is not None:
+            self._cause = event.event_id
+            self._tell(self._hub.close_message(self._attachment, "client_close"))  # it gives its place up
+        elif not self._early_full:
             self._early.append(event)
             self._early_bytes += size
         elif event.event_id is not None or not isinstance(event, client.AudioAppend) or not self._overflowed:

@@ -72,7 +72,23 @@ async def test_a_drain_does_not_wait_for_those_who_wait(runtime: VirtualRuntime)
         began = runtime.now()
         assert await server.server.drain(5.0)
         assert runtime.now() - began < 1.0
-        assert second.of("error")
+        assert [error["error"]["code"] for error in second.of("error")] == ["shutting_down"]
+        assert second.pipe.down.ended == (1001, "shutdown")
+
+
+@virtual
+async def test_who_closes_while_it_waits_gives_way_at_once(runtime: VirtualRuntime) -> None:
+    async with (
+        host(runtime, CONFIG) as server,
+        server.talker(DUPLEX),
+        server.talker(DUPLEX, opened=False) as second,
+        server.talker(DUPLEX, opened=False) as third,
+    ):
+        await third.until("session.queued")
+        await second.send("session.close", event_id="bye")
+        assert (await third.until("session.queued", 2, limit_s=1.0))["position"] == 1
+        errors = [(error["error"]["code"], error["error"]["event_id"]) for error in second.of("error")]
+        assert errors == [("session_closed", "bye")] and second.kinds == ["session.queued", "error"]
 
 
 @virtual

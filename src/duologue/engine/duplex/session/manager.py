@@ -272,7 +272,7 @@ class DuplexSessionManager:
 
     def _close(self, msg: messages.CloseSessionMessage, record: SessionRecord | None) -> None:
         if record is None or record.phase == "quarantined":
-            self._waiting.leave(msg.session_id)
+            self._waiting.leave(msg.session_id, shutdown=msg.reason == "shutdown")
             self._operations.succeed(msg.control_id, None)
             return
         record.closers.append(msg.control_id)

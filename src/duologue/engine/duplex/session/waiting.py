@@ -17,6 +17,7 @@ from duologue.engine.duplex.events import SessionEvent, SessionQueued
 from duologue.engine.duplex.messages import OpenSession
 from duologue.errors import AdmissionFault, ErrorCode
 
+_SHUTDOWN = "The server is shutting down; connect to another one."
 _SHARE = 0.3  # of the newest gap between two departures in the average
 _PAUSE_S = 1.0  # between two reports of places that have changed
 _TOLD_AT_ONCE = 64  # guests; then the loop gets its turn
@@ -87,11 +88,14 @@ class WaitingRoom:
         self._guests.append(guest)
         self._tell_place(guest, len(self._guests))
 
-    def leave(self, session_id: str) -> bool:
-        """The client does not wait any longer; false if it did not wait."""
+    def leave(self, session_id: str, *, shutdown: bool = False) -> bool:
+        """The client does not wait any longer, or the server will not let it; false if it did not wait."""
         for guest in self._guests:
             if guest.message.session_id == session_id:
-                self._dismiss(guest, ErrorCode.SESSION_CLOSED, "The session was closed while it waited for a slot.")
+                if shutdown:
+                    self._dismiss(guest, ErrorCode.SHUTTING_DOWN, _SHUTDOWN)
+                else:
+                    self._dismiss(guest, ErrorCode.SESSION_CLOSED, "The session was closed while it waited for a slot.")
                 return True
         return False
 
@@ -112,7 +116,7 @@ class WaitingRoom:
     def close(self) -> None:
         """Nobody is admitted any more."""
         for guest in reversed(list(self._guests)):
-            self._dismiss(guest, ErrorCode.SHUTTING_DOWN, "The server is shutting down; connect to another one.")
+            self._dismiss(guest, ErrorCode.SHUTTING_DOWN, _SHUTDOWN)
         for timer in (self._call, self._report_timer):
             if timer is not None:
                 timer.cancel()
