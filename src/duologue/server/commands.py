@@ -6,6 +6,7 @@ Rules kept here: a command is made whole or not at all (:class:`ClientFault`, ra
 
 from __future__ import annotations
 
+import base64
 import re
 from typing import Final, TypeVar, get_args
 
@@ -58,7 +59,15 @@ from duologue.wire.objects import AudioFormatParams, ContentPart, Item, OutputAu
 LONGEST_MS: Final = 24 * 3_600_000
 RESERVED_ID: Final = "root"  # the beginning, where a place is named
 _T = TypeVar("_T")
-_DATA_URL: Final = re.compile(r"data:image/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9+/]+={0,2}\Z")
+_DATA_URL: Final = re.compile(r"data:image/(png|jpeg|webp|gif);base64,([A-Za-z0-9+/]+={0,2})\Z")
+_SIGNATURES: Final = {
+    "png": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "jpeg": re.compile(rb"\xff\xd8\xff"),
+    "webp": re.compile(rb"RIFF....WEBP", re.DOTALL),
+    "gif": re.compile(rb"GIF8[79]a"),
+}
+"""How the file of each type begins."""
+_HEAD_CHARS: Final = 16  # of base64: the 12 bytes of the longest signature
 _ROLES: Final[tuple[ItemRole, ...]] = ("system", "user", "assistant")
 
 
@@ -157,7 +166,11 @@ def _ms(value: float, param: str) -> int:
 
 def _truncate(event: wire.ItemTruncate) -> TruncateItem:
     if event.content_index < 0:
-        raise ClientFault(ErrorCode.BAD_EVENT, "content_index must not be negative.", param="content_index")
+        raise ClientFault(
+            ErrorCode.BAD_EVENT,
+            f"content_index must not be negative, got {event.content_index}.",
+            param="content_index",
+        )
     return TruncateItem(
         event_id=event.event_id,
         item_id=_named(event.item_id),
@@ -169,7 +182,8 @@ def _truncate(event: wire.ItemTruncate) -> TruncateItem:
 def _ack(event: wire.PlaybackAck) -> AckPlayback:
     played = event.played_ms if event.played_ms is not None else event.committed_ms
     if played is None:
-        raise ClientFault(ErrorCode.BAD_EVENT, "playback.ack needs played_ms.", param="played_ms")
+        message = "playback.ack needs played_ms: how many milliseconds of the response have been heard."
+        raise ClientFault(ErrorCode.BAD_EVENT, message, param="played_ms")
     return AckPlayback(
         event_id=event.event_id,
         played_ms=_ms(played, "played_ms"),
@@ -301,8 +315,15 @@ def _image(part: ContentPart, index: int, role: ItemRole) -> Image:
     if role != "user":
         raise _bad_item("Only a user's message may hold an image.", f"{param}.type")
     url = part.image_url or ""
-    if not _DATA_URL.match(url):
-        raise _bad_item("An image is a data URL of PNG, JPEG, WebP or GIF in base64.", f"{param}.image_url")
+    found = _DATA_URL.match(url)
+    if found is None or len(found[2]) % 4:
+        message = (
+            f"An image is a whole data URL of PNG, JPEG, WebP or GIF in base64, got {url[:40]!r} of {len(url)} chars."
+        )
+        raise _bad_item(message, f"{param}.image_url")
+    if not _SIGNATURES[found[1]].match(base64.b64decode(found[2][:_HEAD_CHARS])):
+        # A model that cannot read it would fail at every answer, as long as the picture is in the conversation.
+        raise _bad_item(f"The data URL says image/{found[1]}, and its data is none.", f"{param}.image_url")
     detail = part.detail or "auto"
     if detail not in ("auto", "low", "high"):
         raise _bad_item(f"detail must be 'auto', 'low' or 'high', got {detail!r}.", f"{param}.detail")

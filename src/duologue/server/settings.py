@@ -353,7 +353,9 @@ def _extra_body(session: Session) -> tuple[bool | UnsetType | None, Options | Un
     if session.extra_body is UNSET:
         return UNSET, UNSET
     if len(bytes(session.extra_body)) > MAX_EXTRA_BYTES:
-        raise invalid(f"extra_body may have {MAX_EXTRA_BYTES} bytes.", "session.extra_body")
+        raise invalid(
+            f"extra_body may have {MAX_EXTRA_BYTES} bytes, got {len(bytes(session.extra_body))}.", "session.extra_body"
+        )
     try:
         fields = msgspec.json.decode(session.extra_body, type=dict[Name, object] | None) or {}
     except (msgspec.DecodeError, ValueError, RecursionError) as fault:

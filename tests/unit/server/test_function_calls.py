@@ -169,11 +169,27 @@ def test_pictures_become_part_of_an_item() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "data"),
+    [("png", "iVBORw0KGgo="), ("jpeg", "/9j/4A=="), ("gif", "R0lGODlhAQ=="), ("webp", "UklGRgAAAABXRUJQ")],
+)
+def test_a_picture_is_what_its_url_says(kind: str, data: str) -> None:
+    world, client = client_of()
+    content = [{"type": "input_image", "image_url": f"data:image/{kind};base64,{data}"}]
+    client.send("conversation.item.create", item={"type": "message", "role": "user", "content": content})
+    assert len(commands_of(world)) == 1
+
+
+@pytest.mark.parametrize(
     ("role", "part", "param"),
     [
         ("user", {"image_url": "https://example.org/a.png"}, "item.content[0].image_url"),
         ("user", {}, "item.content[0].image_url"),
         ("user", {"image_url": "data:image/svg+xml;base64,AAAA"}, "item.content[0].image_url"),
+        ("user", {"image_url": PNG[:-1]}, "item.content[0].image_url"),
+        ("user", {"image_url": PNG[:-3]}, "item.content[0].image_url"),
+        ("user", {"image_url": PNG.replace("png", "jpeg")}, "item.content[0].image_url"),
+        ("user", {"image_url": "data:image/png;base64,AAAA"}, "item.content[0].image_url"),
+        ("user", {"image_url": "data:image/webp;base64,UklGRgAAAABXRUI="}, "item.content[0].image_url"),
         ("user", {"image_url": PNG, "detail": "huge"}, "item.content[0].detail"),
         ("system", {"image_url": PNG}, "item.content[0].type"),
     ],

@@ -219,9 +219,9 @@ def create_item(s: SessionState, command: CreateItem) -> None:
     if _chars(given) > s.runtime.max_history_chars:
         s.error(
             ErrorCode.INVALID_ITEM,
-            f"The item's text is longer than {s.runtime.max_history_chars} characters.",
+            f"The item's text has {_chars(given)} characters and may have {s.runtime.max_history_chars}; send less.",
             event_id=command.event_id,
-            param="item.content",
+            param="item.arguments" if given.call else "item.output" if given.output else "item.content",
         )
         return
     if not _images_fit(s, given, command.event_id, "item.content"):
@@ -436,7 +436,9 @@ def _late_ack(s: SessionState, command: AckPlayback) -> None:
     if not known or (command.response_id is None and command.item_id is None):
         s.error(
             ErrorCode.PLAYBACK_ITEM_NOT_FOUND,
-            "The acknowledged response or item is not known.",
+            "Nothing was said yet that could be acknowledged."
+            if command.item_id is None
+            else f"There is no item {command.item_id!r} to acknowledge; name one that response.created announced.",
             event_id=command.event_id,
             param="item_id",
         )
