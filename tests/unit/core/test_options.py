@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import UNSET, UnsetType, structs
 
-from duologue.config.session import ServerVad, SessionConfig, SessionPatch
+from duologue.config.session import ServerVad, SessionConfig, SessionPatch, TurnDetectionPatch
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
 from duologue.engine.duplex.commands import (
     AckPlayback,
@@ -151,6 +151,32 @@ def test_field_F37_the_time_to_speak_begins_when_the_answer_has_been_played() ->
     world.advance(0.2)
     assert len(world.of(InputTimedOut)) == 1
     assert world.submits[-1].respond and len(world.of(ResponseCreated)) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [None, TurnDetectionPatch(idle_timeout_ms=None), TurnDetectionPatch(type="semantic_vad")],
+    ids=["detection off", "the time taken back", "a detector without it"],
+)
+def test_who_takes_it_back_is_not_asked(change: TurnDetectionPatch | None) -> None:
+    world = idle()
+    world.advance(1.0)
+    world.send(UpdateSession(patch=SessionPatch(turn_detection=change)))
+    world.advance(20.0)
+    assert not world.of(InputTimedOut) and len(world.of(ResponseCreated)) == 1
+
+
+def test_a_new_time_runs_from_its_setting_and_the_same_one_runs_on() -> None:
+    world = idle()
+    world.advance(0.3 + 1.0)
+    world.send(UpdateSession(patch=SessionPatch(turn_detection=TurnDetectionPatch(threshold=0.6))))
+    world.advance(0.95)
+    assert not world.of(InputTimedOut)
+    world.send(UpdateSession(patch=SessionPatch(turn_detection=TurnDetectionPatch(idle_timeout_ms=5_000))))
+    world.advance(4.95)
+    assert not world.of(InputTimedOut)
+    world.advance(0.1)
+    assert len(world.of(InputTimedOut)) == 1
 
 
 def test_acknowledgements_move_it() -> None:

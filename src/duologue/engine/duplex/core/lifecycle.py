@@ -131,10 +131,13 @@ def config_judged(s: SessionState, item: ConfigJudged) -> None:
 def _adopt(s: SessionState, config: SessionConfig) -> None:
     if config != s.config:
         detection_changed = config.turn_detection != s.config.turn_detection
+        idle_changed = pacing.idle_timeout_ms(config) != pacing.idle_timeout_ms(s.config)
         s.config = config
         s.config_generation += 1
         if detection_changed:
             apply_detection(s, config)
+        if idle_changed:
+            pacing.arm_idle(s)  # the time runs from here, or no longer
         s.do(ApplyConfig(config=config, generation=s.config_generation))
         hearing.begin_provisional_again(s)
     s.emit(SessionUpdated(config=config))

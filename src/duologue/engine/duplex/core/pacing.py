@@ -6,7 +6,7 @@ sessions never wait; a backlog beyond the high-water mark pauses the stages that
 
 from __future__ import annotations
 
-from duologue.config.session import ServerVad
+from duologue.config.session import ServerVad, SessionConfig
 from duologue.engine.duplex.core import answers
 from duologue.engine.duplex.core.effects import InvalidateOutput, SetPaused
 from duologue.engine.duplex.core.history import Item
@@ -135,10 +135,15 @@ def withdraw_finished(s: SessionState) -> None:
         item.cut_to(position_ms)
 
 
+def idle_timeout_ms(config: SessionConfig) -> int | None:
+    """How long the user may say nothing after an answer; ``None``: for ever."""
+    detection = config.turn_detection
+    return detection.idle_timeout_ms if isinstance(detection, ServerVad) else None
+
+
 def arm_idle(s: SessionState) -> None:
     """After an answer the user has ``idle_timeout_ms`` once it has been played."""
-    detection = s.config.turn_detection
-    timeout_ms = detection.idle_timeout_ms if isinstance(detection, ServerVad) else None
+    timeout_ms = idle_timeout_ms(s.config)
     busy = s.turn is not None or s.response is not None or s.last_response is None
     if timeout_ms is None or busy or s.phase != "open":
         s.idle_at = None
