@@ -203,7 +203,7 @@ ERRORS: dict[ErrorCode, ErrorSpec] = {
     _C.RESOURCE_EXHAUSTED: _limit("All session slots are taken.", fault=Fault.ADMISSION),
     _C.INPUT_BACKPRESSURE: _limit("The session holds as much unprocessed input as it may."),
     _C.OUTPUT_BACKPRESSURE: _limit("The client does not read its output.", fault=Fault.SESSION, retryable=False),
-    _C.RATE_LIMITED: _limit("Too many requests.", fault=Fault.ADMISSION),
+    _C.RATE_LIMITED: _limit("The client asks for more than it may; the message says of what."),
     _C.INVALID_API_KEY: ErrorSpec(
         fault=Fault.ADMISSION,
         wire_type="authentication_error",

@@ -159,8 +159,13 @@ class Orchestrator(OrchestratorBase):
         except asyncio.CancelledError:
             failure = StageFault(ErrorCode.SHUTTING_DOWN, _STOPPING)
             raise
-        except Exception as error:
+        except DuologueError as error:
             failure = error
+        except Exception as error:
+            logger.warning("a stage could not be told to stop %d requests", len(ids), exc_info=error)
+            failure = StageFault(
+                ErrorCode.RUNTIME_ABORT_FAILED, f"A stage could not be told to stop ({type(error).__name__})."
+            )
         finally:
             for output in last:
                 self.output_async_queue.put_nowait(output)

@@ -91,8 +91,8 @@ _KNOWN: Final = {"ga": GA_CLIENT_TYPES, "duplex": DUPLEX_CLIENT_TYPES}
 def decode_client_event(frame: bytes | str, dialect: Dialect, *, max_bytes: int = MAX_EVENT_BYTES) -> AnyClientEvent:
     """The event in one text frame of at most ``max_bytes`` bytes (as UTF-8).
 
-    Raises :class:`WireFault` with ``event_too_large``, ``invalid_json``, ``unknown_event``, ``bad_event`` or
-    ``bad_audio``.
+    Raises :class:`WireFault` with ``event_too_large``, ``invalid_json``, ``unknown_event``, ``bad_event``
+    (``invalid_session_resume`` for that event) or ``bad_audio``.
     """
     if len(frame) > max_bytes or (isinstance(frame, str) and not frame.isascii()):
         frame = _sized(frame, max_bytes)
@@ -222,7 +222,8 @@ def problem_of(fault: msgspec.ValidationError) -> tuple[str, str | None]:
 
 def _bad(name: str, fault: msgspec.ValidationError, event_id: str | None) -> WireFault:
     message, param = problem_of(fault)
-    return WireFault(ErrorCode.BAD_EVENT, f"{name}: {message}.", event_id=event_id, param=param)
+    code = ErrorCode.INVALID_SESSION_RESUME if name == "session.resume" else ErrorCode.BAD_EVENT
+    return WireFault(code, f"{name}: {message}.", event_id=event_id, param=param)
 
 
 def _fault(code: ErrorCode, message: str, frame: bytes | str) -> WireFault:

@@ -7,7 +7,7 @@ import asyncio
 from msgspec import structs
 
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
-from duologue.engine.duplex.commands import BargeIn, CallOutput, CreateItem, InputItem
+from duologue.engine.duplex.commands import BargeIn, CallOutput, CreateItem, CreateResponse, InputItem
 from duologue.engine.duplex.events import CallPart, ErrorRaised, FunctionCalled, ItemAdded, ResponseDone
 from duologue.models.scripted import Script, ScriptedCall, ScriptedPipeline, resident_pipeline, silence, tone
 from duologue.outputs import StageRequest, ToolDefinition
@@ -80,6 +80,25 @@ async def test_a_result_after_the_answer_makes_the_model_speak_without_any_audio
         done = await client.until(ResponseDone, 2)
         assert done.full_text == "The result is sunny. " and done.status == "completed"
         assert results(fed) == [("sunny", 0)]
+
+
+@virtual
+async def test_an_answer_to_a_result_may_be_asked_for(runtime: VirtualRuntime) -> None:
+    """Clients that know turns alone do so after every result; the model answers it once."""
+    pipeline = resident_pipeline(runtime, Script(calls=CALLS))
+    async with engine(runtime, pipeline) as world:
+        client = world.open(TOOLS, session_id="s1")
+        call_id = await ask(client)
+        await client.until(ResponseDone)
+        await asyncio.sleep(5)
+        give(client, call_id)
+        client.send(CreateResponse())
+        done = await client.until(ResponseDone, 2)
+        assert done.full_text == "The result is sunny. " and done.status == "completed"
+        await asyncio.sleep(5)
+        assert len(client.of(ResponseDone)) == 2 and not client.of(ErrorRaised)
+        client.send(CreateResponse(event_id="more"))  # to what?
+        assert [error.code for error in client.of(ErrorRaised)] == ["response_create_without_input"]
 
 
 @virtual

@@ -98,6 +98,12 @@ def test_aliases_are_the_events_that_they_mean() -> None:
         ('{"type":"input_audio_buffer.append","event_id":"E1","audio":"****"}', ErrorCode.BAD_AUDIO, "audio"),
         ('{"type":"input_audio_buffer.append","event_id":"E1","audio":5}', ErrorCode.BAD_EVENT, "audio"),
         ('{"type":"input_audio_buffer.append","event_id":"E1"}', ErrorCode.BAD_EVENT, "audio"),
+        ('{"type":"session.resume","event_id":"E1"}', ErrorCode.INVALID_SESSION_RESUME, "session_id"),
+        (
+            '{"type":"session.resume","event_id":"E1","session_id":"s","resume_token":5}',
+            ErrorCode.INVALID_SESSION_RESUME,
+            "resume_token",
+        ),
         ('{"event_id":"E1","type":"close"', ErrorCode.INVALID_JSON, None),
         ('{"event_id":"E1", oops}', ErrorCode.INVALID_JSON, None),
     ],

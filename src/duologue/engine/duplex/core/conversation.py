@@ -76,7 +76,7 @@ def create_response(s: SessionState, command: CreateResponse) -> None:
     spoken = next((item for item in reversed(unanswered) if _was_heard(s, item)), None)
     if spoken is not None and options.context is None:
         answers.want(s, spoken.item_id, options)
-    elif s.capabilities.supports_text_turns:
+    elif s.capabilities.supports_text_turns or _result_waits(s):
         answers.want(s, None, options)
     elif unanswered:
         s.error(
@@ -90,6 +90,12 @@ def create_response(s: SessionState, command: CreateResponse) -> None:
             "There is nothing to answer; append and commit audio first.",
             event_id=command.event_id,
         )
+
+
+def _result_waits(s: SessionState) -> bool:
+    """Whether a resident model has been told of a function's result, and the client may ask what it makes of it."""
+    items = s.history.items
+    return s.resident_family and bool(items) and items[-1].output is not None
 
 
 def _options_fit(s: SessionState, command: CreateResponse) -> bool:
