@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from duologue.engine.duplex.commands import CommitAudio
-from duologue.engine.duplex.core import answers, hearing, intake, pacing, resident, submission, tools, turns
+from duologue.engine.duplex.core import answers, frames, hearing, pacing, resident, submission, tools, turns
 from duologue.engine.duplex.core.effects import AbortRequests
 from duologue.engine.duplex.core.state import SessionState
 from duologue.engine.duplex.events import CancelReason, InputCleared, OutputCleared, StopMeasured
@@ -159,7 +159,7 @@ def clear_input(s: SessionState) -> None:
     s.commit_wait = None
     if s.behind:  # the commits of what is forgotten
         s.behind = deque(command for command in s.behind if not isinstance(command, CommitAudio))
-    intake.void(s)
+    frames.void(s)
     s.audio.discard_to(s.audio.end)
     s.resident.buffer.clear()
     s.resident.fed_to = s.resident.committed_to = s.audio.end

@@ -10,13 +10,13 @@ from __future__ import annotations
 from duologue.config.session import SemanticVad
 from duologue.engine.duplex.core import hearing, interruption, resident, turns
 from duologue.engine.duplex.core.effects import Detect
-from duologue.engine.duplex.core.endpoint import FRAME_SAMPLES, Edge, EdgeKind
-from duologue.engine.duplex.core.items import AudioAppended, DetectorFailed, SpeechScored
+from duologue.engine.duplex.core.endpoint import Edge, EdgeKind
+from duologue.engine.duplex.core.frames import RECENT_BYTES
+from duologue.engine.duplex.core.items import AudioAppended, DetectorFailed, SpeechScored, TurnClassified
 from duologue.engine.duplex.core.state import DETECTOR_RATE_HZ, FRAME_BYTES, SessionState
 from duologue.errors import ErrorCode
 
 _MAX_FRAMES = 64  # at most 2 s of audio in one detection request: a huge append must not starve other sessions
-_RECENT_BYTES = 8 * DETECTOR_RATE_HZ * 2  # what the turn classifier looks at
 _IDLE_KEEP_MS = 400  # beside the prefix: an onset may still be under confirmation in what arrived last
 _STARVATION_FACTOR = 2.0
 _SLOW_ONSET_FRAMES = 64  # how far back a hesitant onset may reach: 2 s
@@ -81,9 +81,9 @@ def _buffer_for_detection(s: SessionState, pcm: bytes) -> None:
     detection.buffer += pcm
     if s.audio.rate_hz != DETECTOR_RATE_HZ and isinstance(s.config.turn_detection, SemanticVad):
         detection.recent += pcm
-        excess = len(detection.recent) - 2 * _RECENT_BYTES
+        excess = len(detection.recent) - 2 * RECENT_BYTES
         if excess > 0:
-            del detection.recent[: len(detection.recent) - _RECENT_BYTES]
+            del detection.recent[: len(detection.recent) - RECENT_BYTES]
 
 
 def request_detection(s: SessionState) -> None:
@@ -152,6 +152,19 @@ def detector_failed(s: SessionState, item: DetectorFailed) -> None:
     turns.detection_ended(s)
 
 
+def classified(s: SessionState, item: TurnClassified) -> None:
+    """The verdict on the pause in question."""
+    detection = s.detection
+    if detection.ahead is not None and item.number == detection.ahead.number:
+        detection.ahead.probability, detection.ahead.at = item.probability, s.now
+        return
+    if item.number != detection.classify:
+        return
+    detection.classify = None
+    turns.judged(s, item.probability, s.now)
+    drain(s)
+
+
 def drain(s: SessionState) -> None:
     """Consume verdicts in order, as far as nothing has to be waited for."""
     detection = s.detection
@@ -207,38 +220,9 @@ def _trim(s: SessionState) -> None:
         s.audio.discard_to(unwanted)
 
 
-def void(s: SessionState) -> None:
-    """Void outstanding verdicts: the next frame starts afresh, on the same clock."""
-    detection = s.detection
-    endpointer = detection.endpointer
-    detection.classify = detection.ahead = None
-    if endpointer is None:
-        return
-    endpointer.position = detection.received_frames
-    endpointer.reset_speech()
-    detection.scores.clear()
-    detection.in_flight = None
-    detection.in_flight_frames = 0
-    del detection.buffer[: len(detection.buffer) // FRAME_BYTES * FRAME_BYTES]
-    detection.reset = True
-
-
 def starvation_at(s: SessionState) -> float | None:
     """When a turn whose input stopped must be ended; ``None`` while nobody speaks."""
     if s.turn is None or s.last_append_at is None or s.detection.endpointer is None or s.commit_ready:
         return None
     longest_ms = max(s.append_ms, default=0.0)
     return s.last_append_at + max(s.runtime.starvation_ms, _STARVATION_FACTOR * longest_ms) / 1000.0
-
-
-def recent_audio(s: SessionState, end: int, start: int) -> bytes:
-    """The last 8 s before ``end`` (samples at the model's rate), not before ``start``, at 16 kHz."""
-    if s.audio.rate_hz == DETECTOR_RATE_HZ:
-        low = max(start, end - _RECENT_BYTES // 2, s.audio.floor)
-        return s.audio.copy(low, end)
-    frames = s.detection.endpointer.position if s.detection.endpointer is not None else 0
-    behind = (s.detection.received_frames - frames) * FRAME_SAMPLES * 2 + len(s.detection.buffer) % FRAME_BYTES
-    recent = s.detection.recent
-    wanted = min(_RECENT_BYTES, (end - start) * DETECTOR_RATE_HZ // s.audio.rate_hz * 2)
-    stop = max(0, len(recent) - behind)
-    return bytes(recent[max(0, stop - wanted) : stop])

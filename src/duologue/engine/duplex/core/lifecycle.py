@@ -12,6 +12,7 @@ from duologue.engine.duplex.core import (
     answers,
     aside,
     cancel,
+    frames,
     hearing,
     intake,
     interruption,
@@ -58,7 +59,7 @@ def apply_detection(s: SessionState, config: SessionConfig) -> None:
     detection = s.detection
     if config.turn_detection is None:
         if detection.endpointer is not None:
-            intake.void(s)
+            frames.void(s)
             detection.endpointer = None
             detection.buffer.clear()
             detection.recent.clear()

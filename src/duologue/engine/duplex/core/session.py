@@ -174,7 +174,7 @@ class DuplexEngineSession:
             case CommandRefused():
                 s.error(item.code, item.message, event_id=item.event_id, param=item.param)
             case TurnClassified():
-                turns.classified(s, item)
+                intake.classified(s, item)
             case DetectorFailed():
                 intake.detector_failed(s, item)
             case AppendFailed():

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from duologue.config.session import SemanticVad
 from duologue.engine.duplex.commands import ResponseOptions
-from duologue.engine.duplex.core import answers, hearing, intake, interruption, pacing, resident, submission
+from duologue.engine.duplex.core import answers, frames, hearing, interruption, pacing, resident, submission
 from duologue.engine.duplex.core.delays import AnswerClock
 from duologue.engine.duplex.core.effects import ClassifyTurn
 from duologue.engine.duplex.core.endpoint import FRAME_MS, Edge
 from duologue.engine.duplex.core.history import Item
-from duologue.engine.duplex.core.items import TurnClassified
 from duologue.engine.duplex.core.overlap import Overlap
 from duologue.engine.duplex.core.state import (
     DETECTOR_RATE_HZ,
@@ -110,7 +109,7 @@ def _ask(s: SessionState, turn: UserTurn, position: int, *, silence_ms: int = 0)
     detection = s.detection
     detection.numbers += 1
     silence = bytes(silence_ms * DETECTOR_RATE_HZ // 1000 * 2)
-    s.do(ClassifyTurn(number=detection.numbers, pcm=intake.recent_audio(s, position, turn.start) + silence))
+    s.do(ClassifyTurn(number=detection.numbers, pcm=frames.recent_audio(s, position, turn.start) + silence))
     return detection.numbers
 
 
@@ -135,23 +134,10 @@ def candidate(s: SessionState, edge: Edge) -> None:
     if ahead.probability is None:
         detection.classify = ahead.number
     else:
-        _judged(s, ahead.probability, ahead.at)
+        judged(s, ahead.probability, ahead.at)
 
 
-def classified(s: SessionState, item: TurnClassified) -> None:
-    """The verdict on the pause in question."""
-    detection = s.detection
-    if detection.ahead is not None and item.number == detection.ahead.number:
-        detection.ahead.probability, detection.ahead.at = item.probability, s.now
-        return
-    if item.number != detection.classify:
-        return
-    detection.classify = None
-    _judged(s, item.probability, s.now)
-    intake.drain(s)
-
-
-def _judged(s: SessionState, probability: float, at: float) -> None:
+def judged(s: SessionState, probability: float, at: float) -> None:
     """The verdict on the candidate, which came ``at`` that time, counts now."""
     endpointer = s.detection.endpointer
     turn = s.turn
@@ -355,7 +341,7 @@ def starve(s: SessionState) -> None:
     if turn is None:
         return
     s.acted["starvation"] += 1
-    intake.void(s)
+    frames.void(s)
     if s.commit_wait is not None:
         resolve_commit_wait(s)
         return
