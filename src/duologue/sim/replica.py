@@ -168,6 +168,8 @@ class SimReplica(StageClient):
                 raise OverflowError("the plan made this payload unencodable")
             case "lose":
                 return True
+            case "hang" if self._faults.healed:
+                return False  # nothing hangs any more, and what would have must not be lost
             case "hang":
                 await self._hang()
                 return True
@@ -175,8 +177,6 @@ class SimReplica(StageClient):
                 return False
 
     async def _hang(self) -> None:
-        if self._faults.healed:
-            return
         forever: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stuck.append(forever)
         try:
