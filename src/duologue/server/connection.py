@@ -91,9 +91,14 @@ class Connection:
         if self.state in ("opening", "resuming"):
             # Who waits for a slot may wait long: reading on is how a hang-up and the answers to pings are noticed.
             return waiting < limits.max_local_frames and (self._queued or not self._early_full)
-        if self._attachment is not None:
-            waiting += self._attachment.local_frames
-        return waiting < limits.max_local_frames
+        session = self._attachment
+        return waiting + (0 if session is None else session.local_frames) < limits.max_local_frames
+
+    @property
+    def restless(self) -> bool:
+        """Whether there may be something to take or to do beside what the session says, which wakes by itself."""
+        session = self._attachment
+        return self.state != "live" or bool(self._out or self._place or (session and session.local_frames))
 
     def next_deadline(self) -> float | None:
         """When :meth:`tick` has something to do."""

@@ -120,7 +120,8 @@ class SocketShell:
                 return
             frames += 1
             size += self._take(message)
-            self._wake.set()
+            if self._closing is not None or connection.restless:
+                self._wake.set()  # most of what clients send is audio, which the pump has nothing to do with
 
     def _take(self, message: Message) -> int:
         """Hand one frame to the connection; returns its length."""

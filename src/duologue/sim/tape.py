@@ -56,14 +56,14 @@ def cut(name: str, position: int, count: int) -> bytes:
 
 def loud_share(pcm: bytes) -> list[bool]:
     """For each whole frame of 512 samples: whether it is speech."""
-    samples = np.frombuffer(pcm, dtype="<i2")
-    frames = samples[: len(samples) // 512 * 512].reshape(-1, 512)[:, ::8]
-    shares: list[bool] = ((np.abs(frames) > LOUD).sum(axis=1) > 12).tolist()
-    return shares
+    frames = len(pcm) // 1024
+    # Every eighth sample, as one byte each: counting in these is quicker than any sum over a small array.
+    loud = (np.abs(np.frombuffer(pcm, dtype="<i2")[: frames * 512 : 8]) > LOUD).tobytes()
+    return [loud.count(1, start, start + 64) > 12 for start in range(0, frames * 64, 64)]
 
 
 def spoken(pcm: bytes) -> tuple[int, bool]:
     """(samples of speech, whether it only acknowledges) in an utterance."""
     samples = np.abs(np.frombuffer(pcm[: len(pcm) & ~1], dtype="<i2").astype(np.int32))
-    loud = int((samples > LOUD).sum())
-    return loud, loud > 0 and int((samples > ACK).sum()) * 5 > loud
+    loud = int(np.count_nonzero(samples > LOUD))
+    return loud, loud > 0 and int(np.count_nonzero(samples > ACK)) * 5 > loud

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from duologue.sim.loop import (
-    START_S,
+from duologue.sim.fault import (
     CallbackError,
     DeadlockError,
     LeakError,
@@ -17,10 +16,8 @@ from duologue.sim.loop import (
     TaskFailedError,
     TimeLimitError,
     VirtualIoError,
-    VirtualRuntime,
-    run,
-    virtual,
 )
+from duologue.sim.loop import START_S, VirtualRuntime, run, virtual
 
 
 async def idle(_runtime: VirtualRuntime) -> None:

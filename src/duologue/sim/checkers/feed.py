@@ -90,10 +90,19 @@ def pieces(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Viola
     if session.site.plan.family == "resident":
         yield from _resident(session, stream, name)
         return
+    near = 0
     for request_id, pieces in by_request(session.site.seen.input, session.session_id, 0).items():
         audio = b"".join(piece.prompt.audio for piece in pieces)
-        if audio and not _sent(audio, stream):
+        found = _find(stream, audio, near)
+        near = max(found, 0)
+        if audio and found < 0 and not _sent(audio, stream):
             yield Violation("B9", f"{name}: the {len(audio)} bytes that {request_id[-16:]} was fed were not sent so")
+
+
+def _find(stream: bytes, audio: bytes, near: int) -> int:
+    """Where ``audio`` stands in ``stream``; turns follow each other, so it is looked for from the one before on first."""
+    found = stream.find(audio, near)
+    return found if found >= 0 or not near else stream.find(audio)
 
 
 def _sent(audio: bytes, stream: bytes) -> bool:
@@ -184,9 +193,11 @@ def _runs(stream: bytes) -> list[tuple[int, int]]:
 def _speech(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Violation]:
     runs = _runs(stream)
     spans: list[tuple[int, int]] = []
+    near = 0
     for pieces in by_request(session.site.seen.input, session.session_id, 0).values():
         audio = b"".join(piece.prompt.audio for piece in pieces)
-        found = stream.find(audio)
+        found = _find(stream, audio, near)
+        near = max(found, 0)
         if audio and found >= 0 and pieces[-1].prompt.final:
             spans.append((found // 2, (found + len(audio)) // 2))
     spans.sort()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 
 from duologue.engine.duplex.events import ResponseAudio, ResponseText
 from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, by_request
+from duologue.sim.observation import Fed
 
 
 def check(evidence: Evidence) -> Iterator[Violation]:
@@ -17,6 +19,7 @@ def check(evidence: Evidence) -> Iterator[Violation]:
 
 def _prompts(session: SessionEvidence) -> Iterator[Violation]:
     said: dict[str, list[tuple[float, str]]] = {}
+    since: dict[str, float] = {}  # what was found to have been said by then: an answer stands in every later prompt too
     for told in session.told:
         event = told.event
         if isinstance(event, ResponseAudio | ResponseText) and event.text:
@@ -30,11 +33,20 @@ def _prompts(session: SessionEvidence) -> Iterator[Violation]:
                 continue  # heard early, while the answer before it still went on: what counts is its last piece
             if any("must not be adopted" in message.text for message in fed.prompt.messages):
                 yield Violation("B22", f"{session.session_id}: a refused instruction reached the model")
-            for message in fed.prompt.messages:
-                said_it = message.role == "assistant" and not message.calls
-                if said_it and not _heard(message.text, said, fed.at):
-                    text = f"the model is told that it said {message.text[:60]!r}, which nobody was sent"
-                    yield Violation("B18", f"{session.session_id}: {text}")
+            for text in _unheard(fed, said, since):
+                text = f"the model is told that it said {text[:60]!r}, which nobody was sent"
+                yield Violation("B18", f"{session.session_id}: {text}")
+
+
+def _unheard(fed: Fed, said: dict[str, list[tuple[float, str]]], since: dict[str, float]) -> Iterator[str]:
+    """What a prompt says of the model that it had not said by then."""
+    for message in fed.prompt.messages:
+        if message.role != "assistant" or message.calls or since.get(message.text, inf) <= fed.at:
+            continue
+        if _heard(message.text, said, fed.at):
+            since[message.text] = fed.at
+        else:
+            yield message.text
 
 
 def _heard(text: str, said: dict[str, list[tuple[float, str]]], at: float) -> bool:

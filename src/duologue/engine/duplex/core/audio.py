@@ -38,9 +38,10 @@ class AudioLedger:
     def append(self, pcm: bytes) -> None:
         """Accept whole samples."""
         if pcm:
+            size = len(pcm)
             self.chunks.append((self.end, pcm))
-            self.end += len(pcm) // 2
-            self.received_bytes += len(pcm)
+            self.end += size // 2
+            self.received_bytes += size
 
     def copy(self, start: int, stop: int) -> bytes:
         """The samples in ``[start, stop)``; both must lie in ``[floor, end]``."""
@@ -57,6 +58,11 @@ class AudioLedger:
         parts.reverse()
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def since(self, start: int) -> bytes:
+        """The samples in ``[start, end)``, of which there are some."""
+        begin, pcm = self.chunks[-1]
+        return pcm if begin == start else self.copy(start, self.end)
+
     def consume_to(self, position: int) -> None:
         """Everything before ``position`` has been handed on."""
         self.consumed_bytes += self._drop_to(position)
@@ -66,12 +72,14 @@ class AudioLedger:
         self.discarded_bytes += self._drop_to(position)
 
     def _drop_to(self, position: int) -> int:
-        position = min(position, self.end)
+        chunks = self.chunks
+        if position >= self.end:
+            position = self.end
+            chunks.clear()
         if position <= self.floor:
             return 0
         dropped = (position - self.floor) * 2
         self.floor = position
-        chunks = self.chunks
         while chunks:
             begin, pcm = chunks[0]
             finish = begin + len(pcm) // 2

@@ -26,7 +26,7 @@ class Emit(_Effect, frozen=True, kw_only=True):
     event: SessionEvent
 
 
-class Detect(_Effect, frozen=True, kw_only=True):
+class Detect(_Effect, frozen=True, kw_only=True, gc=False):
     """Score speech in ``pcm`` (16 kHz PCM16, whole 512-sample frames). One is in flight at a time.
 
     ``reset``: forget the recurrent state first. Answer: ``SpeechScored`` or ``DetectorFailed``.
@@ -47,7 +47,7 @@ class ClassifyTurn(_Effect, frozen=True, kw_only=True):
     pcm: bytes
 
 
-class SubmitAppend(_Effect, frozen=True, kw_only=True):
+class SubmitAppend(_Effect, frozen=True, kw_only=True, gc=False):
     """Plan and submit one piece of input. One is in flight at a time. Answer: ``AppendAccepted`` or ``AppendFailed``.
 
     ``first``: the request does not exist at the stage yet. ``rebuild``: it takes the place of one that is gone,

@@ -53,8 +53,9 @@ class Fences:
 
     def commit(self, fence: DuplexFence) -> None:
         """A submission under ``fence`` was accepted."""
-        if fence.position > self.accepted:
-            self.accepted = fence.position
+        position = (fence.epoch, fence.turn_id)
+        if position > self.accepted:
+            self.accepted = position
         if fence.epoch == self.epoch:
             self.seq += 1
             if fence.turn_id == self.turn_id:

@@ -31,7 +31,8 @@ def append_audio(s: SessionState, item: AudioAppended) -> None:
     s.lease.touch(s.now)
     limit = s.runtime.max_pending_input_bytes_per_session
     held = s.held_input_bytes
-    wanted = len(item.pcm) + item.following_bytes
+    pcm = item.pcm
+    wanted = len(pcm) + item.following_bytes
     if held + wanted > limit:
         hearing.reclaim(s, held + wanted - limit)
         held = s.held_input_bytes
@@ -39,17 +40,17 @@ def append_audio(s: SessionState, item: AudioAppended) -> None:
         _refuse(s, item, held, limit)
         return
     s.input_refused = False
-    pcm = item.pcm
     detector_pcm = pcm if item.detector_pcm is None else item.detector_pcm
     if not interruption.apply_hints(s, item):
         if s.detection.endpointer is None and not s.auto_responds:
             return
         # Time passed all the same: silence takes its place, or every later position would be early by its length.
         pcm, detector_pcm = bytes(len(pcm)), bytes(len(detector_pcm))
-    s.audio.append(pcm)
+    audio = s.audio
+    audio.append(pcm)
     s.last_append_at = s.now
-    s.append_ms.append(len(pcm) * 500.0 / s.audio.rate_hz)
-    s.arrivals.append((s.audio.end, s.now))
+    s.append_ms.append(len(pcm) * 500.0 / audio.rate_hz)
+    s.arrivals.append((audio.end, s.now))
     if s.detection.endpointer is not None:
         received = s.detection.received_frames
         _buffer_for_detection(s, detector_pcm)

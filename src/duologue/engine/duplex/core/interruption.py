@@ -127,8 +127,8 @@ def settle_at_end(s: SessionState, turn: UserTurn, *, kept: bool = False) -> boo
 
 
 def _claimed_silence(s: SessionState, item: AudioAppended) -> bool:
-    """Without a detector it is the client's word that tells speech from what need not be kept while the answer goes on."""
-    if item.is_speech is not False or s.detection.endpointer is not None or s.auto_responds or not s.answering:
+    """Nobody speaks, says the client: without a detector that tells what need not be kept while the answer goes on."""
+    if s.detection.endpointer is not None or s.auto_responds or not s.answering:
         return False
     target = s.response or s.last_response
     response_id = target.response_id if target is not None else None
@@ -142,7 +142,7 @@ def apply_hints(s: SessionState, item: AudioAppended) -> bool:
     if hint is None and item.force_listen:
         hint = "listen"
     if hint is None and not item.force_barge_in:
-        return not _claimed_silence(s, item)
+        return item.is_speech is not False or not _claimed_silence(s, item)
     wants_barge_in = item.force_barge_in or hint in _BARGE_HINTS
     if wants_barge_in and not s.capabilities.supports_barge_in:
         s.error(ErrorCode.BARGE_IN_UNSUPPORTED, "This model cannot be interrupted.", event_id=item.event_id)

@@ -39,7 +39,7 @@ class CommandRefused(_Item, frozen=True, kw_only=True):
     param: str | None = None
 
 
-class AudioAppended(_Item, frozen=True, kw_only=True):
+class AudioAppended(_Item, frozen=True, kw_only=True, gc=False):
     """Decoded input. ``pcm`` is PCM16 at the model's rate; ``detector_pcm`` the same at 16 kHz (``None``: ``pcm`` itself).
 
     Either may be empty: a resampler gives its samples when it has them. ``is_speech``: the client's word, which outranks
@@ -57,7 +57,7 @@ class AudioAppended(_Item, frozen=True, kw_only=True):
     following_bytes: int = 0
 
 
-class SpeechScored(_Item, frozen=True, kw_only=True):
+class SpeechScored(_Item, frozen=True, kw_only=True, gc=False):
     """Verdict on ``Detect(number)``: one speech probability per 32 ms frame."""
 
     number: int
@@ -79,7 +79,7 @@ class TurnClassified(_Item, frozen=True, kw_only=True):
     probability: float
 
 
-class AppendAccepted(_Item, frozen=True, kw_only=True):
+class AppendAccepted(_Item, frozen=True, kw_only=True, gc=False):
     """The stage took ``SubmitAppend(number)``. ``submitted_at``: the instant just before submitting."""
 
     number: int

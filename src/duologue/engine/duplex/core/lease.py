@@ -35,8 +35,8 @@ class Lease:
 
     def worked(self, now: float) -> None:
         """Something was done for the client, or taken note of by it: a sign of life as long as it had asked for it."""
-        if not self.unasked:
-            self.touch(now)
+        if not self.unasked and self.state != "terminal":
+            self.last_activity = now
 
     def detach(self, now: float, expected: int | None) -> bool:
         """The owner is gone; false (and no change) if someone else owns the session by now."""

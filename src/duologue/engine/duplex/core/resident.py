@@ -21,7 +21,7 @@ LISTENING = "listening"
 
 
 def _unit_bytes(s: SessionState) -> int:
-    return s.audio.samples(s.capabilities.unit_ms) * 2
+    return s.capabilities.unit_ms * s.audio.rate_hz // 1000 * 2
 
 
 def _silence_bytes(s: SessionState) -> int:
@@ -36,7 +36,7 @@ def _record(s: SessionState) -> StageRequestRecord:
     return hearing.open_request(s, "resident", None)
 
 
-def _enqueue(
+def _piece(
     s: SessionState,
     audio: bytes,
     *,
@@ -44,44 +44,43 @@ def _enqueue(
     final: bool = False,
     listen: bool = False,
     respond: bool = True,
-) -> None:
-    known = len(s.requests)
+) -> PendingAppend:
+    records = s.requests.records
+    known = len(records)
     record = _record(s)
-    s.tail.enqueue(
-        PendingAppend(
-            request_id=record.request_id,
-            fence=s.fences.current,
-            audio=audio,
-            final=final,
-            respond=respond,
-            silence=silence,
-            force_listen=listen,
-            items=tuple(s.history.items) if len(s.requests) > known else None,
-            response_id=record.response_id,
-        )
+    return PendingAppend(
+        request_id=record.request_id,
+        fence=s.fences.current,
+        audio=audio,
+        final=final,
+        respond=respond,
+        silence=silence,
+        force_listen=listen,
+        items=tuple(s.history.items) if len(records) > known else None,
+        response_id=record.response_id,
     )
 
 
 def feed(s: SessionState) -> None:
     """Hand every whole unit of the input to the model."""
-    audio = s.audio
-    buffer = s.resident.buffer
+    audio, resident = s.audio, s.resident
+    buffer = resident.buffer
     unit = _unit_bytes(s)
-    fed_to = max(s.resident.fed_to, audio.floor)
+    fed_to = resident.fed_to if resident.fed_to > audio.floor else audio.floor
     if audio.end > fed_to:
-        fresh = audio.copy(fed_to, audio.end)
-        s.resident.fed_to = audio.end
+        fresh = audio.since(fed_to)
+        resident.fed_to = audio.end
         if s.detection.endpointer is None:
             audio.consume_to(audio.end)  # else it may have to be said again: see :func:`rewind`
         if not buffer and len(fresh) == (unit or len(fresh)):
-            _enqueue(s, fresh, listen=_wish(s))  # the ordinary case: the client sends units
-            submission.pump(s)
+            # The ordinary case: the client sends units.
+            submission.offer(s, _piece(s, fresh, listen=_wish(s)))
             return
         buffer += fresh
     whole = len(buffer) // unit * unit if unit else len(buffer)
     listen = _wish(s) if whole else False
     for start in range(0, whole, unit or max(1, whole)):
-        _enqueue(s, bytes(buffer[start : start + (unit or whole)]), listen=listen)
+        s.tail.enqueue(_piece(s, bytes(buffer[start : start + (unit or whole)]), listen=listen))
     del buffer[:whole]
     submission.pump(s)
 
@@ -107,7 +106,9 @@ def commit(s: SessionState, committed: CommittedTurn, *, create_response: bool) 
     step = unit or len(buffer)
     for start in range(0, len(buffer), max(1, step)):
         last = start + step >= len(buffer)
-        _enqueue(s, bytes(buffer[start : start + step]), final=last, respond=create_response and s.response is None)
+        s.tail.enqueue(
+            _piece(s, bytes(buffer[start : start + step]), final=last, respond=create_response and s.response is None)
+        )
     buffer.clear()
     if create_response and not s.auto_responds:
         if s.response is None:
@@ -139,7 +140,7 @@ def tell(s: SessionState, result: HistoryEntry) -> None:
 def respond(s: SessionState, item_id: str | None, options: ResponseOptions) -> None:
     """The client asks for an answer to what was committed: a unit of silence with that wish goes to the model."""
     answers.new_response(s, item_id, options, _record(s))
-    _enqueue(s, bytes(_silence_bytes(s)), final=True)
+    s.tail.enqueue(_piece(s, bytes(_silence_bytes(s)), final=True))
     submission.pump(s)
 
 
@@ -173,9 +174,7 @@ def continue_response(s: SessionState, record: StageRequestRecord) -> None:
 
 
 def keep_clock(s: SessionState, *, silence: bool) -> None:
-    """A unit was accepted: should no other follow, a frame-locked model hears silence, so that it notices the pause."""
-    if not s.capabilities.frame_locked:
-        return
+    """A unit of a frame-locked model was accepted: should no other follow, it hears silence, so that it notices the pause."""
     clock = s.silence
     clock.patience_s = max(s.append_ms, default=0.0) / 1000.0
     if s.response is not None and s.response.generating:
@@ -223,9 +222,9 @@ def continuation_due(s: SessionState) -> None:
         # Input that fills no unit must not wait for ever, nor be overtaken by silence: pad it to one.
         audio = bytes(buffer) + bytes(max(0, unit - len(buffer)))
         buffer.clear()
-        _enqueue(s, audio)
+        s.tail.enqueue(_piece(s, audio))
     else:
-        _enqueue(s, bytes(unit), silence=True, listen=silence.units >= limit and owner != LISTENING)
+        s.tail.enqueue(_piece(s, bytes(unit), silence=True, listen=silence.units >= limit and owner != LISTENING))
     submission.pump(s)
 
 

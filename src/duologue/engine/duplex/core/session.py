@@ -282,18 +282,20 @@ class DuplexEngineSession:
         s = self._state
         if s.phase != "open":
             return None
-        overlap_at = s.overlap.decide_at if s.overlap is not None and s.overlap.decide_at > s.now else None
-        candidates = (
-            s.pace_at,
-            overlap_at,
-            intake.starvation_at(s),
-            s.silence.due_at,
-            s.transcript_wait if not s.tail.blocked else None,
-            s.idle_at,
-            s.tools.deadline(),
-            s.rebuild_by,
-        )
-        return min((at for at in candidates if at is not None), default=None)
+        first = s.pace_at
+        for at in (s.silence.due_at, s.idle_at, s.rebuild_by):
+            if at is not None and (first is None or at < first):
+                first = at
+        # Each of these costs a call, and is for a case that is seldom there.
+        if s.turn is not None:
+            first = _earlier(first, intake.starvation_at(s))
+        if s.overlap is not None and s.overlap.decide_at > s.now:
+            first = _earlier(first, s.overlap.decide_at)
+        if s.transcript_wait is not None and not s.tail.blocked:
+            first = _earlier(first, s.transcript_wait)
+        if s.tools.records:
+            first = _earlier(first, s.tools.deadline())
+        return first
 
     # -- synchronous operations and views ---------------------------------------------------------------------------
 
@@ -422,3 +424,9 @@ class DuplexEngineSession:
     def active_response_id(self) -> str | None:
         response = self._state.response
         return response.response_id if response is not None else None
+
+
+def _earlier(one: float | None, other: float | None) -> float | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)

@@ -14,26 +14,26 @@ from duologue.engine.duplex.core.state import SessionState
 
 def accepted(s: SessionState, item: AppendAccepted) -> None:
     """The stage has it."""
-    beside = s.tail.settle_beside(item.number)
-    if beside is not None:
+    tail = s.tail
+    if tail.beside is not None and (beside := tail.settle_beside(item.number)) is not None:
         aside.settled(s, beside, None)
         submission.pump(s)
         return
-    append = s.tail.settle(item.number, accepted=True)
+    append = tail.settle(item.number, accepted=True)
     if append is None:
         _undo_orphan(s, item.number, accepted=True)
         return
-    record = s.requests.get(append.request_id)
-    if record is not None:
-        if not record.submitted:
-            s.resident.rebuild = s.resident.compact = False
+    record = s.requests.records.get(append.request_id)
+    if record is not None and not record.submitted:
+        s.resident.rebuild = s.resident.compact = False
         record.submitted = True
     s.fences.commit(append.fence)
     s.lease.worked(s.now)
     if s.resident_family:
         if append.result is None:  # which is no time that passes
             s.silence.accepted(item.submitted_at, silence=append.silence)
-        resident.keep_clock(s, silence=append.silence)
+        if s.capabilities.frame_locked:
+            resident.keep_clock(s, silence=append.silence)
     append.audio = b""
     submission.pump(s)
 

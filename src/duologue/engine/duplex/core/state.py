@@ -291,8 +291,9 @@ class SessionState:
     @property
     def auto_responds(self) -> bool:
         """The model decides by itself when to speak."""
-        return self.capabilities.family == "resident" and (
-            self.config.auto_response or not self.capabilities.supports_client_commit
+        capabilities = self.capabilities
+        return capabilities.family == "resident" and (
+            self.config.auto_response or not capabilities.supports_client_commit
         )
 
     @property
@@ -307,11 +308,12 @@ class SessionState:
     @property
     def held_input_bytes(self) -> int:
         """Input audio held anywhere in the session."""
-        held = self.audio.buffered_bytes + len(self.resident.buffer)
+        audio, tail = self.audio, self.tail
+        held = (audio.end - audio.floor) * 2 + len(self.resident.buffer)
         if self.committed:
             held += sum(len(turn.audio) for turn in self.committed.values())
-        if not self.tail.idle:
-            held += self.tail.held_bytes
+        if tail.queue or tail.in_flight is not None:
+            held += tail.held_bytes
         return held
 
     @property

@@ -21,11 +21,23 @@ def enqueue(s: SessionState, append: PendingAppend) -> None:
     pump(s)
 
 
+def offer(s: SessionState, append: PendingAppend) -> None:
+    """Add a piece that ends nothing to the tail; with nothing before it, and nothing to wait for, it is submitted at once."""
+    tail = s.tail
+    if tail.queue or tail.blocked or s.phase != "open" or s.rebuild_by is not None:
+        enqueue(s, append)
+        return
+    tail.begin(append)
+    s.effects.append(_submission(s, append, s.requests.records[append.request_id]))
+
+
 def pump(s: SessionState) -> None:
     """Submit the head of the tail if nothing is in flight and nothing must be waited for."""
     tail = s.tail
     if not tail.queue:
         s.transcript_wait = None
+        if not s.asides:
+            return
     if tail.blocked or s.phase != "open" or s.rebuild_by is not None:
         return
     if not tail.queue:
@@ -34,7 +46,7 @@ def pump(s: SessionState) -> None:
             s.do(beside)
         return
     head = tail.queue[0]
-    record = s.requests.get(head.request_id)
+    record = s.requests.records.get(head.request_id)
     if record is None:
         # Its request ended meanwhile (aborted or failed); nothing refers to this piece any more.
         tail.void(head.request_id)
@@ -44,7 +56,7 @@ def pump(s: SessionState) -> None:
         return
     append = tail.next()
     if append is not None:
-        s.do(_submission(s, append, record))
+        s.effects.append(_submission(s, append, record))
 
 
 def _must_wait(s: SessionState, head: PendingAppend) -> bool:
@@ -70,6 +82,7 @@ def _submission(s: SessionState, append: PendingAppend, record: StageRequestReco
     config = s.config
     instructions = config.instructions
     history: tuple[HistoryEntry, ...] = ()
+    first = not record.submitted
     works_for = append.response_id if s.resident_family else record.response_id
     mine = response is not None and works_for == response.response_id
     if response is not None and mine:
@@ -78,17 +91,18 @@ def _submission(s: SessionState, append: PendingAppend, record: StageRequestReco
         instructions = config.instructions if wished is None else wished
     if response is not None and mine and response.options.context is not None:
         history = response.options.context
-    elif not s.resident_family or not record.submitted:
+    elif first or not s.resident_family:
         history = s.history.prompt(before=append.item_id, of=append.items)
-    same_turn = append.fence.turn_id == s.fences.turn_id
+    fences = s.fences
+    same_turn = append.fence.turn_id == fences.turn_id
     return SubmitAppend(
         number=append.number,
         request_id=append.request_id,
         fence=append.fence,
-        seq=s.fences.seq + 1,
-        turn_seq=s.fences.turn_seq + 1 if same_turn else 1,
+        seq=fences.seq + 1,
+        turn_seq=fences.turn_seq + 1 if same_turn else 1,
         audio=append.audio,
-        first=not record.submitted,
+        first=first,
         final=append.final,
         respond=append.respond,
         silence=append.silence,
@@ -100,8 +114,8 @@ def _submission(s: SessionState, append: PendingAppend, record: StageRequestReco
         config=config,
         config_generation=s.config_generation,
         instructions=instructions,
-        rebuild=s.resident.rebuild and not record.submitted,
-        compact=s.resident.compact and not record.submitted,
+        rebuild=first and s.resident.rebuild,
+        compact=first and s.resident.compact,
     )
 
 

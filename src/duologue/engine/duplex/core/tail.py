@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+import msgspec
+
 from duologue.engine.duplex.contracts import DuplexFence
 from duologue.engine.duplex.core.history import Item
 from duologue.engine.duplex.core.tables import APPEND, advance
 from duologue.engine.duplex.plugin import HistoryEntry
 
 
-@dataclass(slots=True)
-class PendingAppend:
+class PendingAppend(msgspec.Struct, gc=False):
     """One piece of input on its way. ``audio`` is given up once the piece is settled.
 
     ``result``: what became of a function call, for the request that asked; such a piece has no audio. ``items``: the
@@ -92,14 +93,18 @@ class AppendTail:
 
     def next(self) -> PendingAppend | None:
         """The append to submit now, if one is due; it is in flight from here on."""
-        if self.blocked or not self.queue:
+        if not self.queue or self.blocked:
             return None
         append = self.queue.popleft()
+        self.begin(append)
+        return append
+
+    def begin(self, append: PendingAppend) -> None:
+        """``append``, which nothing is in front of, is in flight from here on."""
         self.numbers += 1
         append.number = self.numbers
         append.state = advance(APPEND, append.state, "submitted")
         self.in_flight = append
-        return append
 
     def settle(self, number: int, *, accepted: bool) -> PendingAppend | None:
         """The answer to submission ``number``; ``None`` if it was voided meanwhile (see :meth:`orphan`)."""
