@@ -123,9 +123,9 @@ _SETTINGS: Final = (
     one(
         "operation answered twice",
         "each operation is answered exactly once",
-        f"{SHELL}.manager:DuplexSessionManager._succeed",
-        "self.result_sink.put_nowait(",
-        "self.result_sink.put_nowait(ResultMessage(control_id=control_id, value=value)); self.result_sink.put_nowait(",
+        f"{SHELL}.operations:ControlOperations._answer",
+        "self._sink.put_nowait(result)",
+        "self._sink.put_nowait(result); self._sink.put_nowait(result)",
     ),
 )
 
