@@ -25,7 +25,6 @@ from duologue.config.session import SessionConfig, SessionPatch, merge
 from duologue.engine.duplex.commands import AppendAudio, UpdateSession
 from duologue.engine.duplex.messages import (
     ControlMessage,
-    DetachSession,
     OpenedSession,
     OpenSession,
     OutputTaken,
@@ -395,7 +394,7 @@ class Connection:
         if self.state == "closed":
             # The asker is gone. Whoever still has the socket stays the owner, under the new generation.
             if attachment.owner is None:
-                self._tell(self._detach_message(attachment))
+                self._tell(self._hub.detach_message(attachment))
             return
         previous, attachment.owner = attachment.owner, None
         self._welcome(attachment, now)
@@ -475,16 +474,9 @@ class Connection:
         if attachment.terminal is not None:
             self._hub.remove(attachment)
         elif attachment.resumable and attachment.created_sent:
-            self._tell(self._detach_message(attachment))
+            self._tell(self._hub.detach_message(attachment))
         else:
             self._tell(self._hub.close_message(attachment, "disconnected"))
-
-    def _detach_message(self, attachment: Attachment) -> DetachSession:
-        return DetachSession(
-            session_id=attachment.session_id,
-            control_id=self._hub.next_control_id(),
-            expected_generation=attachment.generation,
-        )
 
     def _tell(self, message: ControlMessage) -> None:
         """Ask for something whose answer changes nothing here."""

@@ -13,7 +13,7 @@ import msgspec
 
 from duologue.config.session import SessionConfig
 from duologue.engine.duplex import events
-from duologue.engine.duplex.messages import CloseSessionMessage
+from duologue.engine.duplex.messages import CloseSessionMessage, DetachSession
 from duologue.errors import AdmissionFault, ErrorCode
 from duologue.ids import session_id_from
 from duologue.log import init_logger
@@ -143,6 +143,14 @@ class SessionHub:
     def close_message(self, attachment: Attachment, reason: str) -> CloseSessionMessage:
         """The operation that ends a session."""
         return CloseSessionMessage(session_id=attachment.session_id, control_id=self.next_control_id(), reason=reason)
+
+    def detach_message(self, attachment: Attachment) -> DetachSession:
+        """The operation that tells that nobody is connected to a session."""
+        return DetachSession(
+            session_id=attachment.session_id,
+            control_id=self.next_control_id(),
+            expected_generation=attachment.generation,
+        )
 
     def _admit(self, key_id: str) -> None:
         if self.draining:
