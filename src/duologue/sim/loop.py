@@ -10,7 +10,6 @@ Rules
 """
 
 import asyncio
-import contextvars
 import functools
 import heapq
 import inspect
@@ -21,21 +20,10 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, TypeVar, TypeVarTuple, overload
 
 from duologue.clock import AsyncioRuntime
-from duologue.sim.fault import (
-    CallbackError,
-    DeadlockError,
-    LeakError,
-    NeverAwaitedError,
-    SimulationError,
-    TaskFailedError,
-    TimeLimitError,
-    VirtualIoError,
-    describe,
-    stalled,
-)
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -44,6 +32,43 @@ START_S: Final = 1_000.0  # not 0, so that code which takes 0 for "unset" is fou
 WALL_START_S: Final = 1_700_000_000.0
 STALL_TURNS: Final = 1_000_000
 _CLEANUP_S: Final = 60.0
+_ASYNCIO_DIR: Final = str(Path(asyncio.__file__).parent)
+
+
+class SimulationError(Exception):
+    """A run that went wrong in a way that the program under test did not notice."""
+
+
+class DeadlockError(SimulationError):
+    """Nothing is ready, no timer is set, and the main coroutine has not ended."""
+
+
+class StallError(SimulationError):
+    """Callbacks run on and on while time stands still."""
+
+
+class TimeLimitError(SimulationError):
+    """The main coroutine has not ended within `limit_s` of virtual time."""
+
+
+class LeakError(SimulationError):
+    """The main coroutine ended and left tasks behind."""
+
+
+class CallbackError(SimulationError):
+    """A callback, or a task whose result nobody asked for, raised."""
+
+
+class TaskFailedError(SimulationError):
+    """A task started by `Runtime.spawn` raised and nothing handled it."""
+
+
+class NeverAwaitedError(SimulationError):
+    """A coroutine was created and dropped."""
+
+
+class VirtualIoError(SimulationError):
+    """The program reached for the real world."""
 
 
 class VirtualTask(asyncio.Task[_T]):
@@ -55,22 +80,6 @@ class VirtualTask(asyncio.Task[_T]):
 
     def __hash__(self) -> int:
         return self.number
-
-
-class _Handle(asyncio.Handle):
-    """A handle without what only a loop in debug mode wants; there is one for every step of every task."""
-
-    __slots__ = ()
-
-    def __init__(
-        self, callback: Callable[..., object], args: tuple[Any, ...], loop: asyncio.AbstractEventLoop, context: Any
-    ) -> None:
-        self._context = contextvars.copy_context() if context is None else context
-        self._loop = loop
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
-        self._repr = self._source_traceback = None
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -99,18 +108,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def time(self) -> float:
         return self._now
-
-    def elapsed(self) -> float:
-        return self._now - START_S
-
-    def get_debug(self) -> bool:
-        return False  # every timer asks
-
-    def call_soon(self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Any = None) -> asyncio.Handle:
-        self._check_closed()  # type: ignore[attr-defined]
-        handle = _Handle(callback, args, self, context)
-        self._ready.append(handle)
-        return handle
 
     def call_at(
         self,
@@ -171,50 +168,34 @@ class VirtualLoop(asyncio.BaseEventLoop):
     # -- one turn
 
     def _run_once(self) -> None:
-        """Turn after turn, until something stops the loop: asyncio would call this once a turn."""
         ready = self._ready
-        while True:
-            self._take_due()
-            if not ready and not self._move_on():
+        self._take_due()
+        if not ready and not self._stopping:
+            if self._settling:
+                self._stopping = True
                 return
-            self._turns += 1
-            if self._turns > self.stall_turns:
-                raise stalled(self._turns, self.elapsed(), self.pending())
-            if self._shuffler is not None:
-                self._shuffle(self._shuffler)
-            for _ in range(len(ready)):
-                handle = ready.popleft()
-                try:
-                    if not handle._cancelled:
-                        handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
-                except BaseException as fault:
-                    self._failed_in(handle, fault)
-            if self._stopping or self._faults:
-                break
+            self._jump()
+            self._take_due()
+        self._turns += 1
+        if self._turns > self.stall_turns:
+            raise StallError(
+                f"{self._turns} turns at {self._now - START_S:.6f} s, and time does not move: "
+                f"{describe(self.pending())}"
+            )
+        if self._shuffler is not None and len(ready) > 1:
+            self._shuffle(self._shuffler)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
         if self._faults:
             self._raise_fault()
-
-    def _move_on(self) -> bool:
-        """Nothing is ready: move time, unless the loop is to stop, or only to settle."""
-        if self._settling or self._stopping:
-            self._stopping = True
-            return False
-        self._jump()
-        self._take_due()
-        return True
-
-    def _failed_in(self, handle: asyncio.Handle, fault: BaseException) -> None:
-        if isinstance(fault, SystemExit | KeyboardInterrupt):
-            raise fault
-        self.call_exception_handler({"message": "Exception in callback", "exception": fault, "handle": handle})
 
     def _shuffle(self, shuffler: random.Random) -> None:
         """Permute what has no promised order (steps of different tasks, timers of one instant).
 
         Plain callbacks keep their order, which `call_soon` promises.
         """
-        if len(self._ready) < 2:
-            return
         handles = list(self._ready)
         free = [index for index, handle in enumerate(handles) if _is_free(handle)]
         order = free.copy()
@@ -346,6 +327,26 @@ def _is_free(handle: asyncio.Handle) -> bool:
     return isinstance(owner, asyncio.Task)
 
 
+def describe(tasks: list[asyncio.Task[Any]]) -> str:
+    """Names of tasks and where each of them waits."""
+    if not tasks:
+        return "no task is pending"
+    shown = "; ".join(f"{task.get_name()!r} waits at {_position(task)}" for task in tasks[:20])
+    return shown if len(tasks) <= 20 else f"{shown}; and {len(tasks) - 20} more"
+
+
+def _position(task: asyncio.Task[Any]) -> str:
+    """The innermost line outside asyncio at which a task is suspended."""
+    step: Any = task.get_coro()
+    position = "its start"
+    while step is not None:
+        frame = getattr(step, "cr_frame", None) or getattr(step, "ag_frame", None) or getattr(step, "gi_frame", None)
+        if frame is not None and not frame.f_code.co_filename.startswith(_ASYNCIO_DIR):
+            position = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+        step = getattr(step, "cr_await", None) or getattr(step, "ag_await", None)
+    return position
+
+
 class VirtualRuntime(AsyncioRuntime):
     """The runtime port in virtual time. Wall time runs along; entropy comes from the seed."""
 
@@ -358,9 +359,6 @@ class VirtualRuntime(AsyncioRuntime):
         self._entropy = random.Random(f"entropy:{seed}")
         self._wall_shift_s = 0.0
         self.on_spawn: list[Callable[[asyncio.Task[Any]], None]] = []  # each sees every task that begins
-
-    def now(self) -> float:
-        return self.loop._now
 
     def wall(self) -> float:
         return WALL_START_S + self.now() - START_S + self._wall_shift_s

@@ -13,8 +13,7 @@ import msgspec
 
 from duologue.sim.checkers import Evidence, SiteEvidence, Violation, counters, judge
 from duologue.sim.coverage import tally
-from duologue.sim.fault import SimulationError
-from duologue.sim.loop import VirtualRuntime, run
+from duologue.sim.loop import SimulationError, VirtualRuntime, run
 from duologue.sim.plan import Plan
 from duologue.sim.trace import Trace
 from duologue.sim.twin import alone, compare, compare_errands, errands_alone

@@ -14,7 +14,7 @@ from typing import Final
 from duologue.engine.messages import AbortRequest, AddRequest, StreamingUpdate
 from duologue.outputs import StagePrompt
 from duologue.sim.library import LibraryTalker
-from duologue.sim.loop import VirtualRuntime
+from duologue.sim.loop import START_S, VirtualRuntime
 from duologue.sim.plan import Death, Errand, Leap, Person, Plan, Shutdown, Strike
 from duologue.sim.sample import Idle
 from duologue.sim.site import Site
@@ -40,7 +40,7 @@ class World:
     healed_at: float = 0.0
 
     def __post_init__(self) -> None:
-        self.trace = Trace(self.runtime.loop.elapsed)
+        self.trace = Trace(lambda: self.runtime.now() - START_S)
         self.sites = [Site(self.runtime, self.plan, index, self.trace) for index in range(len(self.plan.deployments))]
 
     @property

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from duologue.sim.fault import (
+from duologue.sim.loop import (
+    START_S,
     CallbackError,
     DeadlockError,
     LeakError,
@@ -16,8 +17,10 @@ from duologue.sim.fault import (
     TaskFailedError,
     TimeLimitError,
     VirtualIoError,
+    VirtualRuntime,
+    run,
+    virtual,
 )
-from duologue.sim.loop import START_S, VirtualRuntime, run, virtual
 
 
 async def idle(_runtime: VirtualRuntime) -> None:
