@@ -32,10 +32,30 @@ class Border:
         """The engine whose declared counters are noted."""
         self._engine = engine
 
+    def watch_whole(self, engine: DuplexOrchestrator) -> None:
+        """The same, and its replicas, its plugin and whatever is posted: for an engine without a simulated world.
+
+        Before the engine is started.
+        """
+        self.watch(engine)
+        for pool in engine.stage_pools:
+            self.watch_stage(pool)
+        self.watch_plugin(engine.session_manager.plugin)
+        post = engine.post
+
+        def posting(message: EngineQueueMessage) -> None:
+            self.posted(message)
+            post(message)
+
+        engine.post = posting  # type: ignore[method-assign]
+
     # What is put in
 
     def posted(self, message: EngineQueueMessage) -> None:
         """A message is about to be posted."""
+        control_id = getattr(message, "control_id", "")
+        if control_id:
+            self.seen.asked[control_id] = self.seen.asked.get(control_id, 0) + 1
         if isinstance(message, OpenSession):
             self.seen.admissions.append(Admission(self.seen.trace.now(), message.session_id, self.look()))
             self.seen.control_sessions[message.control_id] = message.session_id

@@ -89,6 +89,7 @@ class Observations:
     invalidated: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
     admissions: list[Admission] = field(default_factory=list)
     errands: dict[str, list[tuple[float, str, RequestOutput | None]]] = field(default_factory=dict)
+    asked: dict[str, int] = field(default_factory=dict)  # operations, by control id: a repeated one is answered again
     answers: dict[str, int] = field(default_factory=dict)
     control_sessions: dict[str, str] = field(default_factory=dict)  # of operations that open
     samples: list[Sample] = field(default_factory=list)  # what the engine declared of itself, and when

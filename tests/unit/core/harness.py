@@ -11,7 +11,7 @@ from typing import Protocol
 
 from duologue.config.session import SemanticVad, ServerVad, SessionConfig
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
-from duologue.engine.duplex.commands import CommitAudio
+from duologue.engine.duplex.commands import AppendAudio, CommitAudio
 from duologue.engine.duplex.core import check
 from duologue.engine.duplex.core.effects import (
     AbortRequests,
@@ -58,7 +58,12 @@ from duologue.engine.duplex.events import (
 from duologue.engine.duplex.plugin import DuplexModelSessionState, ModelCapabilities
 from duologue.engine.duplex.results import ModelResult, Speech, TurnEnded, UserTranscript
 from duologue.errors import ErrorCode
+from duologue.outputs import RequestOutput
+from duologue.sim.checkers import Violation, engine_evidence, judge
+from duologue.sim.observation import Made, Observations, Planned
+from duologue.sim.trace import Trace
 
+NAME = "duplex-0"
 RATE = 16_000
 LOUD = b"\x00\x40" * 512
 QUIET = b"\x01\x00" * 512
@@ -97,6 +102,10 @@ def scores(pcm: bytes) -> tuple[float, ...]:
     return tuple(0.9 if frame[1] & 0x40 or frame[511] & 0x40 else 0.01 for frame in frames)
 
 
+WORLDS: list[World] = []
+"""Every world of the test that runs, for the checkers that are shared with the simulator (see ``conftest.py``)."""
+
+
 class Watcher(Protocol):
     """Sees every step of a world from outside."""
 
@@ -117,11 +126,13 @@ class World:
     complete: float = 0.9
     seed: str = "seed"
     opened: bool = True
+    plausible: bool = True  # the model says of each request what is its own, from beginning to end
     checked: bool = True  # the costly invariants after every step too
     now: float = 100.0
     events: list[SessionEvent] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
     submits: list[SubmitAppend] = field(default_factory=list)
+    asked: dict[int, SubmitAppend] = field(default_factory=dict)
     aborted: list[str] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
     controls: list[AnswerControl] = field(default_factory=list)
@@ -137,7 +148,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.core = DuplexEngineSession(
-            session_id="duplex-0",
+            session_id=NAME,
             config=self.config,
             runtime_config=self.runtime,
             capabilities=self.capabilities,
@@ -145,6 +156,8 @@ class World:
             model_state=DuplexModelSessionState(),
             now=self.now,
         )
+        self.seen = Observations(Trace(lambda: self.now), prefix="s")
+        WORLDS.append(self)
         if self.opened:
             self.apply(Opened())
 
@@ -166,6 +179,7 @@ class World:
                 arrived = self.inbox.popleft()
                 if self.watcher is not None:
                     self.watcher.before(arrived)
+                self._observe(arrived)
                 effects = self.core.step(arrived, self.now)
                 if self.watcher is not None:
                     self.watcher.after(arrived, effects)
@@ -178,16 +192,51 @@ class World:
             self.busy = False
         return first or []
 
+    def _observe(self, item: Item) -> None:
+        match item:
+            case CommandReceived():
+                self.seen.commands.setdefault(NAME, []).append((self.now, item.command))
+            case AudioAppended():
+                command = AppendAudio(audio=item.pcm, event_id=item.event_id)
+                self.seen.commands.setdefault(NAME, []).append((self.now, command))
+            case ModelSpoke():
+                for result in item.results:
+                    if isinstance(result, Speech):
+                        self._made(item.request_id, result)
+            case AppendAccepted():
+                if (submit := self.asked.pop(item.number, None)) is not None:
+                    self._taken(submit)
+            case _:
+                pass
+
+    def _taken(self, submit: SubmitAppend) -> None:
+        taken = (submit.request_id, submit.fence, submit.seq, submit.turn_seq, submit.audio)
+        self.seen.planned.append(Planned(self.now, NAME, *taken, submit.final, submit.silence, accepted=True))
+
+    def _made(self, request_id: str, speech: Speech) -> None:
+        output = RequestOutput(
+            request_id=request_id, text=speech.text, audio=speech.audio, audio_rate_hz=speech.rate_hz
+        )
+        for stage in (0,) if self.capabilities.family == "resident" else (1, 2):
+            self.seen.output.append(Made(self.now, stage, request_id, output))
+
+    def judge(self) -> list[Violation]:
+        """What the checkers that are shared with the simulator find wrong with all that was seen."""
+        whole = any(isinstance(event, SessionClosed | SessionExpired) for event in self.events)
+        return judge(engine_evidence(self.seen, self.runtime, self.capabilities, whole=whole), stages=self.plausible)
+
     def _carry_out(self, effect: Effect) -> None:
         self.effects.append(effect)
         match effect:
             case Emit():
                 self._check_order(effect.event)
                 self.events.append(effect.event)
+                self.seen.event(NAME, effect.number, effect.event)
                 if self.takes:
                     self.apply(OutputTaken(number=effect.number))
             case SubmitAppend():
                 self.submits.append(effect)
+                self.asked[effect.number] = effect
                 self._answer_or_keep(effect)
             case Detect() | ClassifyTurn() | JudgeConfig():
                 self._answer_or_keep(effect)

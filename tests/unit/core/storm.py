@@ -56,6 +56,8 @@ from duologue.engine.duplex.results import (
 )
 from duologue.errors import ErrorCode
 from duologue.outputs import AudioMark, ToolCall, ToolDefinition
+from duologue.sim.sample import Left
+from tests.unit.core import harness
 from tests.unit.core.harness import CASCADE, NATIVE, PLAIN, World, audio, speech
 
 CONFIGS = (
@@ -120,6 +122,7 @@ class Storm:
             takes=rng.random() < 0.7,
             complete=rng.random(),
             seed=f"s{seed}",
+            plausible=False,
         )
         self.actions: tuple[Callable[[], None], ...] = (
             self.say,
@@ -352,6 +355,9 @@ class Storm:
         assert len(terminals) == (0 if claimed else 1)
         created = [e.response_id for e in world.of(ResponseCreated)]
         assert sorted(created) == sorted(e.response_id for e in world.of(ResponseDone))
+        world.seen.samples.append(Left("after the end", left))
+        assert world.judge() == []
+        harness.WORLDS.remove(world)  # it was judged, and there are many
 
 
 def digest(seed: int, count: int) -> str:

@@ -304,7 +304,7 @@ def test_a_terminal_that_cannot_be_sent_holds_up_nobody() -> None:
             assert world.results[control_id].error_code is None
             assert manager.health().open == 1
             manager.output_sink = sink
-            del world.clients["s1"]
+            world.forget(client)
             assert other.terminals == []
 
     run(main)

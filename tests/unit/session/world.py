@@ -13,8 +13,6 @@ from duologue.config.session import ServerVad, SessionConfig
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
 from duologue.engine.duplex.commands import AppendAudio, DuplexCommand
 from duologue.engine.duplex.events import (
-    ResponseAudio,
-    ResponseCreated,
     ResponseDone,
     SessionClosed,
     SessionEvent,
@@ -31,8 +29,11 @@ from duologue.engine.duplex.session.detection import DetectionService, ScriptedD
 from duologue.engine.duplex_orchestrator import DuplexOrchestrator
 from duologue.engine.messages import EngineQueueMessage, ResultMessage, Shutdown
 from duologue.models.scripted import ScriptedPipeline, silence, tone
-from duologue.sim.checkers.bounds import judge_events
+from duologue.sim.border import Border
+from duologue.sim.checkers import engine_evidence, judge
 from duologue.sim.loop import VirtualRuntime
+from duologue.sim.observation import Observations
+from duologue.sim.trace import Trace
 
 RATE_HZ = 16_000
 FORMAT = AudioFormat(encoding="pcm16", rate_hz=RATE_HZ)
@@ -91,35 +92,6 @@ class Client:
             await asyncio.sleep(0.005)
         return self.of(kind)[count - 1]
 
-    def check(self) -> None:
-        """What must hold of every conversation that is over."""
-        check_conversation(self)
-
-
-def check_conversation(client: Client) -> None:
-    created: dict[str, int] = {}
-    done: list[str] = []
-    epoch = -1
-    for event in client.events:
-        match event:
-            case ResponseCreated():
-                assert event.response_id not in created
-                created[event.response_id] = event.epoch
-            case ResponseAudio():
-                assert event.response_id in created and event.response_id not in done
-                assert event.epoch >= epoch
-                epoch = event.epoch
-            case ResponseDone():
-                assert event.response_id in created and event.response_id not in done
-                done.append(event.response_id)
-            case _:
-                pass
-    assert sorted(created) == sorted(done)
-    assert not list(judge_events(client.events))
-    assert len(client.terminals) == 1
-    assert client.events[-1] is client.terminals[0]
-    assert client.numbers == sorted(set(client.numbers))
-
 
 @dataclass(slots=True)
 class World:
@@ -135,6 +107,7 @@ class World:
     controls: int = 0
     idle_tasks: set[object] = field(default_factory=set)
     engine: DuplexOrchestrator = field(init=False)
+    border: Border = field(init=False)
 
     def __post_init__(self) -> None:
         self.engine = DuplexOrchestrator(
@@ -147,6 +120,8 @@ class World:
             duplex_session_config=self.config,
             detection=self.detection,
         )
+        self.border = Border(Observations(Trace(self.runtime.now), prefix="s"))
+        self.border.watch_whole(self.engine)
 
     def take(self, message: EngineQueueMessage) -> None:
         match message:
@@ -210,6 +185,11 @@ class World:
         self.engine.post(CloseSessionMessage(session_id=client.session_id, control_id=control_id, reason=reason))
         return control_id
 
+    def forget(self, client: Client) -> None:
+        """A session whose end could not be seen is not judged."""
+        del self.clients[client.session_id]
+        self.border.seen.told.pop(client.session_id, None)
+
     def everything(self) -> dict[str, int]:
         """Every table that must be empty at quiescence, by name, where it is not."""
         tables = {**self.engine.tables(), "stage_states": self.pipeline.open_states}
@@ -221,7 +201,12 @@ class _Sink:
         self._world = world
 
     def put_nowait(self, message: EngineQueueMessage, /) -> None:
-        self._world.take(message)
+        world = self._world
+        if isinstance(message, ResultMessage):
+            world.border.answered(message)
+        else:
+            world.border.left(message)
+        world.take(message)
 
 
 @asynccontextmanager
@@ -251,9 +236,9 @@ async def engine(
             world.engine.post(Shutdown())
         await task
     if empty:
-        assert world.everything() == {}
-    for client in world.clients.values():
-        client.check()
+        world.border.rested("after the stop", world.everything())
+    violations = judge(engine_evidence(world.border.seen, world.config, pipeline.plugin.capabilities))
+    assert not violations, "\n".join(f"{found.rule}: {found.text}" for found in violations)
 
 
 def words(responses: Sequence[ResponseDone]) -> list[str]:

@@ -10,7 +10,7 @@ from duologue.sim.checkers.answer import check as answer
 from duologue.sim.checkers.bounds import check as bounds
 from duologue.sim.checkers.counters import check as counters
 from duologue.sim.checkers.delivery import check as delivery
-from duologue.sim.checkers.evidence import Evidence, SessionEvidence, SiteEvidence, Violation
+from duologue.sim.checkers.evidence import Evidence, SessionEvidence, SiteEvidence, Violation, engine_evidence
 from duologue.sim.checkers.feed import check as feed
 from duologue.sim.checkers.history import check as history
 from duologue.sim.checkers.journal import check as journal
@@ -37,9 +37,19 @@ CHECKERS: Final[tuple[Callable[[Evidence], Iterator[Violation]], ...]] = (
 )
 
 
-def judge(evidence: Evidence) -> list[Violation]:
-    """Everything that a run did wrong."""
-    return [violation for checker in CHECKERS for violation in checker(evidence)]
+def judge(evidence: Evidence, *, stages: bool = True) -> list[Violation]:
+    """Everything that a run did wrong. ``stages`` false: what stages made is not known, so delivery is not compared."""
+    checkers = CHECKERS if stages else tuple(checker for checker in CHECKERS if checker is not delivery)
+    return [violation for checker in checkers for violation in checker(evidence)]
 
 
-__all__ = ["CHECKERS", "Evidence", "SessionEvidence", "SiteEvidence", "Violation", "counters", "judge"]
+__all__ = [
+    "CHECKERS",
+    "Evidence",
+    "SessionEvidence",
+    "SiteEvidence",
+    "Violation",
+    "counters",
+    "engine_evidence",
+    "judge",
+]

@@ -13,7 +13,7 @@ def check(evidence: Evidence) -> Iterator[Violation]:
     for index, site in enumerate(evidence.sites):
         yield from _slots(site)
         for control_id, count in site.seen.answers.items():
-            if count > 1:
+            if count > max(1, site.seen.asked.get(control_id, 0)):
                 yield Violation("B12", f"operation {control_id} was answered {count} times")
         for errand in evidence.plan.errands:
             if errand.deployment == index:

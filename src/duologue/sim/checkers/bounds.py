@@ -63,6 +63,9 @@ def _calls(events: Sequence[SessionEvent]) -> Iterator[Violation]:
         if isinstance(event, FunctionCalled):
             made.update(part.call_id for part in event.item.parts if isinstance(part, CallPart))
         elif isinstance(event, ItemAdded):
+            for part in event.item.parts:
+                if isinstance(part, CallPart):
+                    results[part.call_id] = 0  # the client wrote a call of its own, maybe after it had deleted one
             results.update(part.call_id for part in event.item.parts if isinstance(part, CallOutputPart))
         elif isinstance(event, ErrorRaised) and event.code is ErrorCode.TOOL_RESULT_TIMEOUT and event.event_id is None:
             late[event.message] += 1

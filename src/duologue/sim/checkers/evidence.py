@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
+from duologue.config.stage_config import DuplexSessionRuntimeConfig
 from duologue.engine.duplex.events import SessionClosed, SessionEvent, SessionExpired
+from duologue.engine.duplex.plugin import ModelCapabilities
 from duologue.ids import parse_stage_request_id
 from duologue.sim.conversation import Conversation
 from duologue.sim.observation import Fed, Made, Observations, Planned, Told
-from duologue.sim.plan import Deployment, Person, Plan
+from duologue.sim.plan import Deployment, Person, Plan, Strike
+
+ANYTHING: Final = Strike(at_ms=0, kind="whatever a test does")
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -48,6 +52,11 @@ class SessionEvidence(NamedTuple):
     told: list[Told]
     talk: Conversation | None
     person: Person | None
+
+    @property
+    def name(self) -> str:
+        """How violations call it: as its client did, if it had one."""
+        return self.session_id if self.talk is None else self.talk.name
 
     @property
     def events(self) -> list[SessionEvent]:
@@ -85,7 +94,8 @@ class Evidence:
                     known = self.people.get(site.seen.key_of_session.get(session_id, ""))
                     person = known[0] if known is not None else None
                     own = [one for one in told if one.number > 0]
-                    self._sessions.append(SessionEvidence(session_id, site, own, talks.get(session_id), person))
+                    if own:
+                        self._sessions.append(SessionEvidence(session_id, site, own, talks.get(session_id), person))
         return self._sessions
 
     @property
@@ -94,6 +104,33 @@ class Evidence:
         plan = self.plan
         tight = {"tiny", "detector", "leaps", "crash", "shutdown"} & set(plan.keeps)
         return not (plan.disturbed or tight)
+
+
+def engine_evidence(
+    seen: Observations, config: DuplexSessionRuntimeConfig, model: ModelCapabilities, *, whole: bool = True
+) -> Evidence:
+    """What was seen at the borders of one engine without a simulated world: no clients, and anything may go wrong.
+
+    ``whole``: every session was seen to its end.
+    """
+    plan = Deployment(
+        family=model.family,
+        unit_ms=model.unit_ms,
+        silence_units=model.max_silence_units,
+        transcribes=model.transcribes_input,
+    )
+    site = SiteEvidence(
+        plan=plan,
+        seen=seen,
+        max_sessions=config.max_sessions,
+        by_groups=config.replica_policy != "legacy",
+        idle_ttl_s=config.idle_ttl_s,
+        grace_s=config.disconnect_grace_s,
+        send_ahead_ms=config.send_ahead_ms,
+        crashed=not whole,
+        stopped_at=None,
+    )
+    return Evidence(plan=Plan(seed=0, deployments=(plan,), strikes=(ANYTHING,)), sites=[site], people={})
 
 
 def by_request(entries: list[Fed], session_id: str, stage: int) -> dict[str, list[Fed]]:

@@ -30,6 +30,7 @@ _INPUT_ORDERS = frozenset(
 )
 _ENDS_INPUT = (CommitAudio, ClearAudio, BargeIn, CancelInput, CloseSession)
 MAX_TURNS = 8
+_PADDING = b"\0" * 8
 _SHORT_BYTES = 64  # as much stands somewhere by accident
 _LONG_SAMPLES = 16 * 250  # a stretch of speech that no detector overlooks
 
@@ -37,16 +38,16 @@ _LONG_SAMPLES = 16 * 250  # a stretch of speech that no detector overlooks
 def check(evidence: Evidence) -> Iterator[Violation]:
     """Every session whose samples can be compared."""
     for session in evidence.sessions():
-        talk = session.talk
-        if talk is None or session.person is None:
-            continue
         if not as_sent(session) or was_refused(session):
             continue
         commands = session.site.seen.commands.get(session.session_id, ())
+        stream = stream_of([command for _, command in commands])
+        yield from pieces(session, stream, session.name)
+        talk = session.talk
+        if talk is None or session.person is None:
+            continue
         sent = [command.audio for _, command in commands if isinstance(command, AppendAudio)]
         yield from _passed_on(session, talk, b"".join(sent))
-        stream = stream_of([command for _, command in commands])
-        yield from pieces(session, stream, talk.name)
         if evidence.calm and _plain(session, session.person, talk):
             yield from _speech(session, stream, talk.name)
 
@@ -76,7 +77,8 @@ def _passed_on(session: SessionEvidence, talk: Conversation, stream: bytes) -> I
 def as_sent(session: SessionEvidence) -> bool:
     """Whether the model is fed the samples as they are sent: the format in force is its own."""
     configs = [event.config for event in session.events if isinstance(event, SessionCreated | SessionUpdated)]
-    return bool(configs) and (configs[-1].input_format.encoding, configs[-1].input_format.rate_hz) == ("pcm16", 16_000)
+    formats = {(config.input_format.encoding, config.input_format.rate_hz) for config in configs}
+    return formats == {("pcm16", 16_000)}
 
 
 def was_refused(session: SessionEvidence) -> bool:
@@ -144,9 +146,12 @@ def _resident(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Vi
 
 def place(unit: bytes, stream: bytes, position: int) -> tuple[int, int]:
     """Where a unit stands in the stream from ``position`` on (-1: nowhere), and its size without padding."""
-    found = stream.find(unit, position)
-    if found >= 0:
-        return found, len(unit)
+    # Digital silence at its end may be padding as well as sent: it is not looked for.
+    bare = unit.rstrip(b"\0") if unit.endswith(_PADDING) else unit
+    bare += b"\0" * (len(bare) % 2)
+    found = stream.find(bare, position) if bare else position
+    if found >= 0 or bare is not unit:
+        return found, len(bare)
     bare = unit.rstrip(b"\0")
     bare += b"\0" * (len(bare) % 2)
     return stream.find(bare, position), len(bare)
