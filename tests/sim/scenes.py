@@ -1,7 +1,7 @@
 """Small runs of the simulator, and what makes each invariant's checker fire in one of them.
 
-A proof switches a safeguard of the real engine off (by the name of its mutation), or, where no single safeguard keeps the rule,
-takes a healthy run and changes one thing that was seen.
+A proof switches a safeguard of the real engine off (by the name of its mutation), or takes a healthy run and changes one
+thing that was seen.
 """
 
 from __future__ import annotations
@@ -21,25 +21,29 @@ from duologue.sim.world import World
 
 EventT = TypeVar("EventT", bound=events.SessionEvent)
 
+PLAIN: Final = Choices()
 DONE: Final = Until(moment="done")
 CALM: Final = Deployment(sentences=(2, 2), sentence_ms=(600, 800), runtime={"max_sessions": 2})
 RESIDENT: Final = Deployment(family="resident", runtime={"max_sessions": 2}, silence_units=8)
 
 
-def plan(
-    *voice: Step, hands: tuple[Step, ...] = (), deployment: Deployment = CALM, choices: Choices = Choices()
-) -> Plan:
+def plan(*voice: Step, hands: tuple[Step, ...] = (), deployment: Deployment = CALM, choices: Choices = PLAIN) -> Plan:
     """One client alone with a deployment."""
     ann = Person(name="ann", voice=voice, hands=hands, choices=choices)
     return Plan(seed=1, deployments=(deployment,), people=(ann,))
 
 
 TALK: Final = plan(Say(), DONE, Say(), DONE)
-INTERRUPTED: Final = plan(Say(), Until(moment="audio"), Rest(ms=500), Say(), DONE, Say(), DONE)
-LISTENING: Final = plan(Say(), Until(moment="audio"), Say(), DONE, Rest(ms=2_000), deployment=RESIDENT)
+INTERRUPTED: Final = plan(
+    *(Say(), Until(moment="audio"), Rest(ms=300), Say(), DONE, Say(), DONE),
+    deployment=msgspec.structs.replace(
+        CALM, sentences=(3, 3), sentence_ms=(1_500, 1_500), runtime={"max_sessions": 2, "send_ahead_ms": 200}
+    ),
+)
+LISTENING: Final = plan(*(Say(quiet_ms=250), Rest(ms=2_500)) * 3, deployment=RESIDENT)
 RESUMED: Final = plan(Say(), Until(moment="audio"), Lose(how="reset"), Rest(ms=300), Resume(), DONE, Say(), DONE)
 FORGED: Final = plan(Say(), DONE, Lose(how="close"), Rest(ms=100), Resume(how="wrong_token"), Rest(ms=500))
-REFUSED: Final = plan(Say(), DONE, Order(name="bad_update"), Say(), DONE)
+REFUSED: Final = plan(Order(name="bad_update"), Say(), DONE)
 BEATING: Final = plan(Say(), DONE, Order(name="heartbeat"), Rest(ms=500))
 TOOLS: Final = plan(
     *(Say(), DONE) * 4,

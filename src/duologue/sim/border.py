@@ -122,10 +122,10 @@ class Border:
             self.seen.samples.append(Terminal(self.seen.trace.now(), session_id, terminal.slot_released, held))
 
     def _look_at_occupancy(self) -> None:
+        self.look()
         engine = self._engine
         if engine is None or engine.reservations is None:
             return
-        self.look()
         cap = engine.session_manager.runtime_config.max_sessions_per_replica
         if cap is None:
             return

@@ -1,7 +1,7 @@
 """The invariants that checkers assert, which checker asserts each, and with what it was shown to notice.
 
-``tests/sim/test_invariants.py`` holds this table against the code: every checker named here says the rule, every proof named here makes
-it fire, and healthy runs make none fire. The documentation's table is generated from it.
+``tests/sim/test_invariants.py`` holds this table against the code: every checker named here says the rule, every proof
+named here makes it fire, and healthy runs make none fire. The documentation's table is generated from it.
 """
 
 from __future__ import annotations
