@@ -146,15 +146,14 @@ def _resident(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Vi
 
 def place(unit: bytes, stream: bytes, position: int) -> tuple[int, int]:
     """Where a unit stands in the stream from ``position`` on (-1: nowhere), and its size without padding."""
+    if not unit.endswith(_PADDING):
+        found = stream.find(unit, position)
+        if found >= 0:
+            return found, len(unit)
     # Digital silence at its end may be padding as well as sent: it is not looked for.
-    bare = unit.rstrip(b"\0") if unit.endswith(_PADDING) else unit
-    bare += b"\0" * (len(bare) % 2)
-    found = stream.find(bare, position) if bare else position
-    if found >= 0 or bare is not unit:
-        return found, len(bare)
     bare = unit.rstrip(b"\0")
     bare += b"\0" * (len(bare) % 2)
-    return stream.find(bare, position), len(bare)
+    return (stream.find(bare, position) if bare else position), len(bare)
 
 
 def _plain(session: SessionEvidence, person: Person, talk: Conversation) -> bool:
