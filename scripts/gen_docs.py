@@ -18,6 +18,7 @@ import limits as limit_tables
 from duologue.config.schema import Group, groups
 from duologue.engine.duplex.core.tables import TABLES
 from duologue.errors import ERRORS, Fault
+from duologue.sim.invariants import table as invariants
 from duologue.wire.decoder import DUPLEX_CLIENT_TYPES, GA_CLIENT_TYPES
 from duologue.wire.server_events import DuplexServerEvent, GaServerEvent
 
@@ -27,6 +28,7 @@ SESSIONS = REPOSITORY / "docs" / "sessions.md"
 LIMITS = REPOSITORY / "docs" / "limits.md"
 CONFIGURATION = REPOSITORY / "docs" / "configuration.md"
 STAGES = REPOSITORY / "docs" / "stages.md"
+SIMULATOR = REPOSITORY / "docs" / "simulator.md"
 EXAMPLE = REPOSITORY / "examples" / "two_stage"
 
 _CONSEQUENCE = {
@@ -136,6 +138,7 @@ def _amount(limit: limit_tables.Limit) -> str:
 
 
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
+    SIMULATOR: {"invariants": invariants},
     PROTOCOL: {"errors": error_table, "client-events": client_events, "server-events": server_events},
     CONFIGURATION: {"settings": settings},
     SESSIONS: {name: drawing(name) for name in TABLES},

@@ -69,35 +69,6 @@ RULES: Final[dict[str, tuple[str, ...]]] = {
 FIELD_CASES: Final = range(1, 61)
 DECISIONS: Final = range(1, 30)
 
-INVARIANTS: Final[dict[str, tuple[str, ...]]] = {
-    # number of list B -> where a checker asserts it: module and a text that it says or checks
-    "B1": ("duologue.sim.checkers.order", '"B1"'),
-    "B2": ("duologue.sim.checkers.order", '"B2"'),
-    "B3": ("duologue.sim.checkers.order", '"B3"'),
-    "B4": ("duologue.sim.checkers.order", '"B4"'),
-    "B5": ("duologue.sim.checkers.counters", '"B5"'),
-    "B6": ("duologue.sim.checkers.counters", '"B6"'),
-    "B7": ("duologue.sim.checkers.counters", '"B7"'),
-    "B8": ("duologue.sim.checkers.pace", '"B8"'),
-    "B9": ("duologue.sim.checkers.feed", '"B9"'),
-    "B10": ("duologue.sim.checkers.feed", '"B10"'),
-    "B11": ("duologue.sim.checkers.counters", '"B11"'),
-    "B12": ("duologue.sim.checkers.journal", '"B12"'),
-    "B13": ("duologue.sim.checkers.journal", '"B13"'),
-    "B14": ("duologue.sim.checkers.journal", '"B14"'),
-    "B15": ("duologue.sim.checkers.journal", '"B15"'),
-    "B16": ("duologue.sim.checkers.bounds", '"B16"'),
-    "B17": ("duologue.sim.checkers.pace", '"B17"'),
-    "B18": ("duologue.sim.checkers.history", '"B18"'),
-    "B19": ("duologue.sim.checkers.bounds", '"B19"'),
-    "B20": ("duologue.sim.checkers.counters", '"B20"'),
-    "B21": ("duologue.sim.checkers.bounds", '"B21"'),
-    "B22": ("duologue.sim.checkers.answer", '"B22"'),
-    "B23": ("duologue.sim.twin", '"B23"'),
-    "B24": ("duologue.sim.twin", '"B24"'),
-    "B25": ("duologue.sim.strike", '"B25"'),
-}
-
 DOCUMENTED: Final[dict[str, tuple[str, ...]]] = {
     # a name that the user's documents fix -> tests of what it does (its signature has its own, by introspection)
     "DuplexOrchestrator._dispatch_message": ("test_who_handles_a_message",),

@@ -151,6 +151,11 @@ def _end_an_errand_twice(world: World) -> None:
     said.append(said[-1])
 
 
+def _answer_twice(world: World) -> None:
+    answers = seen(world).answers
+    answers[next(iter(answers))] += 1
+
+
 def _leave_a_request(world: World) -> None:
     seen(world).samples.append(Struck(3.0, ("a request",)))
 
@@ -167,7 +172,7 @@ PROOFS: Final[dict[int, Proof]] = {
     9: Proof(TALK, off="prefix off by a sample"),
     10: Proof(TALK, tamper=_overhear_a_turn),
     11: Proof(TALK, off="running count not lowered"),
-    12: Proof(TALK, off="operation answered twice"),
+    12: Proof(TALK, tamper=_answer_twice),
     13: Proof(ASLEEP, off="idle too short"),
     14: Proof(RESUMED, off="replay repeats the last frame"),
     15: Proof(FORGED, off="any token resumes"),

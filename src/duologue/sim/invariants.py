@@ -122,7 +122,7 @@ INVARIANTS: Final = (
         "leases count resumes, one of two wins; operations are answered once",
         "checkers.journal checkers.admission",
         "wire engine",
-        off="operation answered twice",
+        changed="an operation was answered twice",
     ),
     _one(13, "a lease ends when it is due, not before", "checkers.journal", "engine", off="idle too short"),
     _one(

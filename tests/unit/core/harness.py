@@ -225,7 +225,10 @@ class World:
         if not self.opened and self.names()[:1] != ["SessionCreated"]:
             return []  # it never became a session
         whole = any(isinstance(event, SessionClosed | SessionExpired) for event in self.events)
-        return judge(engine_evidence(self.seen, self.runtime, self.capabilities, whole=whole), stages=self.plausible and self.watcher is None)
+        return judge(
+            engine_evidence(self.seen, self.runtime, self.capabilities, whole=whole),
+            stages=self.plausible and self.watcher is None,
+        )
 
     def _carry_out(self, effect: Effect) -> None:
         self.effects.append(effect)
