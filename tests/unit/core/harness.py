@@ -222,12 +222,12 @@ class World:
 
     def judge(self) -> list[Violation]:
         """What the checkers that are shared with the simulator find wrong with all that was seen."""
-        if not self.opened and self.names()[:1] != ["SessionCreated"]:
-            return []  # it never became a session
+        if self.watcher is not None or (not self.opened and self.names()[:1] != ["SessionCreated"]):
+            return []  # it has a judge of its own, or it never became a session
         whole = any(isinstance(event, SessionClosed | SessionExpired) for event in self.events)
         return judge(
             engine_evidence(self.seen, self.runtime, self.capabilities, whole=whole),
-            stages=self.plausible and self.watcher is None,
+            stages=self.plausible,
         )
 
     def _carry_out(self, effect: Effect) -> None:
