@@ -109,12 +109,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._now
 
+    def get_debug(self) -> bool:
+        return False  # every handle asks
+
     def call_at(
-        self,
-        when: float,
-        callback: Callable[[*_Ts], object],
-        *args: *_Ts,
-        context: Any = None,
+        self, when: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Any = None
     ) -> asyncio.TimerHandle:
         self._check_closed()  # type: ignore[attr-defined]
         timer = asyncio.TimerHandle(when, callback, args, self, context)
@@ -359,6 +358,9 @@ class VirtualRuntime(AsyncioRuntime):
         self._entropy = random.Random(f"entropy:{seed}")
         self._wall_shift_s = 0.0
         self.on_spawn: list[Callable[[asyncio.Task[Any]], None]] = []  # each sees every task that begins
+
+    def now(self) -> float:
+        return self.loop._now
 
     def wall(self) -> float:
         return WALL_START_S + self.now() - START_S + self._wall_shift_s
