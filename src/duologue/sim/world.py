@@ -25,6 +25,7 @@ WORK_LIMIT_S: Final = 600.0
 REST_S: Final = 150.0  # beside the time-outs of the sessions: sockets that went dark, clean-ups tried again
 IDLE_AFTER_S: Final = 18.0  # before the shortest idle time-out
 POLL_S: Final = 0.5
+PATIENCE_POLLS: Final = 200  # of a tenth of a second: so long somebody waits for an errand that has been sent whole
 
 
 @dataclass(slots=True)
@@ -193,11 +194,14 @@ class World:
             await asyncio.sleep(errand.gap_ms / 1000)
             piece = StagePrompt(text=f"{errand.text} {index}", final=index == last)
             post(StreamingUpdate(request_id=errand.name, prompt=piece))
-        for _ in range(200):
+        for _ in range(PATIENCE_POLLS):
             said = site.seen.errands.get(errand.name, [])
             if site.stopped_at is not None or (said and said[-1][1] != "output"):
-                break
+                return
             await asyncio.sleep(0.1)
+        # No deadline is the engine's: whoever asked gives up, and takes the request back as it goes.
+        self.trace.count("errand.given_up")
+        post(AbortRequest(request_ids=(errand.name,), control_id=f"give-up-{errand.name}"))
 
 
 def _time_outs(site: Site) -> float:
