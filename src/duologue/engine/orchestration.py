@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 NO_REPLICA = -1  # the replica of an output that the engine made itself
+STOP_AGAIN_S = 5.0
+"""A stage that could not be told to stop a request of nobody's is told again after so long."""
 
 
 class MessageSink(Protocol):
@@ -409,17 +411,21 @@ class OrchestratorBase:
 
         ``release_owners`` is for siblings whose requests have owners. Returns, with ``abort``, what the client of each
         turn-based request that was still running had got, one message per final stage. Raises if a stage could not be
-        told; the state is gone even then, and calling again tells the stage again.
+        told; the state is gone even then. Calling again tells the stage again; of requests without an owner the engine does
+        so itself.
         """
         del release_owners
         bereft = self._bereft(request_ids)
         companions = [child for request_id in request_ids for child in self._cfg_tracker.cleanup_parent(request_id)]
         ids = list(dict.fromkeys([*request_ids, *companions]))
         outputs: list[OutputMessage] = []
+        ours: list[str] = []
         for request_id in ids:
             state = self.request_states.pop(request_id, None)
             if state is None:
                 continue
+            if not state.session_owned:
+                ours.append(request_id)
             if state.running:
                 state.running = False
                 self._running_requests -= 1
@@ -431,6 +437,10 @@ class OrchestratorBase:
             self._report_stats(state)
         try:
             await self._abort_request_ids(ids)
+        except Exception:
+            if ours and not self._life.stopping:
+                self._lanes.start(self._stop_again(ours), name="stop-again")
+            raise
         finally:
             for parent, fault in bereft:
                 await self._fail(parent, parent.entry_stage_id, fault)
@@ -467,6 +477,19 @@ class OrchestratorBase:
                 failure = failure or error
         if failure is not None:
             raise failure
+
+    async def _stop_again(self, request_ids: list[str]) -> None:
+        """Nobody but the engine knows of these any more: the stages are told until they have been."""
+        failed = True
+        while failed:
+            await asyncio.sleep(STOP_AGAIN_S)
+            left = [request_id for request_id in request_ids if request_id not in self.request_states]
+            try:
+                await self._abort_request_ids(left)
+            except Exception:
+                logger.warning("a stage could not be told to stop %d requests", len(left), exc_info=True)
+            else:
+                failed = False
 
     def _register_running_request(self, req_state: OrchestratorRequestState) -> None:
         """Count a request as running, once."""

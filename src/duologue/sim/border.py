@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from duologue.engine.duplex.events import SessionClosed, SessionCreated, SessionExpired, SessionQueued
+from duologue.engine.duplex.events import ResponseDone, SessionClosed, SessionCreated, SessionExpired, SessionQueued
 from duologue.engine.duplex.messages import OpenSession, OutputInvalidated, SessionCommand, SessionEventMessage
 from duologue.engine.duplex.plugin import AppendPlan, AppendPlanRequest, DuplexModelPlugin, DuplexModelSessionState
 from duologue.engine.duplex_orchestrator import DuplexOrchestrator
@@ -25,7 +25,7 @@ class Border:
 
     def __init__(self, seen: Observations) -> None:
         self.seen = seen
-        self.withdrawn: set[str] = set()
+        self.withdrawn: set[str] = set()  # and what was cancelled
         self._engine: DuplexOrchestrator | None = None
 
     def watch(self, engine: DuplexOrchestrator) -> None:
@@ -57,7 +57,8 @@ class Border:
         if control_id:
             self.seen.asked[control_id] = self.seen.asked.get(control_id, 0) + 1
         if isinstance(message, OpenSession):
-            self.seen.admissions.append(Admission(self.seen.trace.now(), message.session_id, self.look()))
+            number = len(self.seen.admissions)
+            self.seen.admissions.append(Admission(self.seen.trace.now(), message.session_id, self.look(), number))
             self.seen.control_sessions[message.control_id] = message.session_id
         elif isinstance(message, SessionCommand):
             self.seen.commands.setdefault(message.session_id, []).append((self.seen.trace.now(), message.command))
@@ -69,7 +70,11 @@ class Border:
         match message:
             case SessionEventMessage(event=SessionQueued()):
                 self.seen.trace.count("session.queued")  # it is none yet
+                for admission in self.seen.admissions:
+                    admission.queued |= admission.session_id == message.session_id
             case SessionEventMessage():
+                if isinstance(message.event, ResponseDone) and message.event.status == "cancelled":
+                    self.withdrawn.add(message.event.response_id)
                 self.seen.event(message.session_id, message.number, message.event)
                 if isinstance(message.event, SessionClosed | SessionExpired):
                     self._ended(message.session_id, message.event)
@@ -95,10 +100,9 @@ class Border:
         answers = self.seen.answers
         answers[message.control_id] = answers.get(message.control_id, 0) + 1
         session_id = self.seen.control_sessions.get(message.control_id)
-        if session_id is not None and message.error_code is not None:
-            for admission in self.seen.admissions:
-                if admission.session_id == session_id:
-                    admission.refused = message.error_code
+        for admission in self.seen.admissions if session_id is not None else ():
+            if admission.session_id == session_id:
+                admission.refused, admission.answered = message.error_code, self.seen.trace.now()
 
     # What is declared
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from duologue.engine.duplex import events
+from duologue.errors import ErrorCode
 from duologue.sim.checkers import Evidence
 from duologue.sim.trace import Trace
 from duologue.wire import server_events as wire
@@ -43,6 +44,17 @@ EXPECTED: Final = (
     "session.recovered",
     "session.queued",
     "slot.quarantined",
+    "image.kept",
+    "image.refused",
+    "call.resident",
+    "call.ephemeral",
+    "call.answered",
+    "call.late",
+    "context.compacted",
+    "expired.context_full",
+    "wire.rate_limited",
+    "eager",
+    "acted.backlog",
 )
 """Names that a long run must not leave at zero (beside the features of the swarm)."""
 
@@ -58,12 +70,17 @@ def tally(evidence: Evidence, trace: Trace) -> float:
             open_s += told[-1].at - told[0].at
         for event in session.events:
             _event(counts, event)
+            _ability(counts, event, session.site.plan.family)
     for site in evidence.sites:
         counts["withdrawn"] += sum(len(entries) for entries in site.seen.invalidated.values())
         refused = (admission.refused for admission in site.seen.admissions if admission.refused is not None)
         counts.update(f"refused.{why}" for why in refused)
     for heard in (heard for _, talks in evidence.people.values() for talk in talks for heard in talk.heard):
         _frame(counts, heard.event)
+    for site in evidence.sites:
+        counts.update({f"acted.{limit}": times for limit, times in site.acted.items()})
+        counts["context.compacted"] += sum(planned.compact and planned.accepted for planned in site.seen.planned)
+    counts["eager"] += sum(person.eager for person, _ in evidence.people.values())
     for name in evidence.plan.keeps:
         counts[f"feature.{name}"] += 1
     return open_s
@@ -92,6 +109,21 @@ def _event(counts: Counter[str], event: events.SessionEvent) -> None:
             counts["input_timed_out"] += 1
         case events.ResponseListen():
             counts[f"listen.{event.reason}"] += 1
+        case _:
+            pass
+
+
+def _ability(counts: Counter[str], event: events.SessionEvent, family: str) -> None:
+    match event:
+        case events.FunctionCalled():
+            counts[f"call.{family}"] += 1
+        case events.ItemAdded():
+            kinds = [type(part) for part in event.item.parts]
+            counts["call.answered"] += events.CallOutputPart in kinds
+            counts["image.kept"] += events.ImagePart in kinds
+        case events.ErrorRaised():
+            counts["call.late"] += event.code is ErrorCode.TOOL_RESULT_TIMEOUT
+            counts["image.refused"] += "image" in event.message
         case _:
             pass
 

@@ -153,6 +153,27 @@ class Misfortunes:
         )
 
     def _replica_faults(self, plan: Plan) -> tuple[ReplicaFault, ...]:
+        return (*self._single_faults(plan), *self._stubborn(plan))
+
+    def _stubborn(self, plan: Plan) -> tuple[ReplicaFault, ...]:
+        """A stage that cannot be told to stop, from some point on: what it holds is in quarantine until it can."""
+        if "stubborn" not in self._on:
+            return ()
+        dice = random.Random(f"{plan.seed}:stubborn")
+        deployment = dice.randrange(len(plan.deployments))
+        stages = 3 if plan.deployments[deployment].family == "ephemeral" else 1
+        ways: tuple[Mishap, ...] = ("raise", "raise", "hang", "slow")
+        fault = ReplicaFault(
+            deployment=deployment,
+            operation="abort",
+            nth=dice.choice((1, 1, 2, 3)),
+            how=dice.choice(ways),
+            ms=2_500,
+            times=dice.choice((2, 5, 30)),
+        )
+        return tuple(msgspec.structs.replace(fault, stage=stage) for stage in range(stages))
+
+    def _single_faults(self, plan: Plan) -> tuple[ReplicaFault, ...]:
         if "replicas" not in self._on:
             return ()
         dice = self._dice

@@ -54,6 +54,7 @@ class Planned(NamedTuple):
     silence: bool
     accepted: bool
     instructions: str
+    compact: bool
 
 
 class Told(NamedTuple):
@@ -66,12 +67,18 @@ class Told(NamedTuple):
 
 @dataclass(slots=True)
 class Admission:
-    """One attempt to open a session at the engine, and the slots held as its outside could count them."""
+    """One attempt to open a session at the engine, and the slots held as its outside could count them.
+
+    ``number`` counts them; ``queued``: it was told to wait; ``answered``: when it was admitted or ``refused``.
+    """
 
     at: float
     session_id: str
     held: int
+    number: int = 0
     refused: str | None = None
+    queued: bool = False
+    answered: float | None = None
 
 
 @dataclass(slots=True)
@@ -88,6 +95,11 @@ class Observations:
     commands: dict[str, list[tuple[float, DuplexCommand]]] = field(default_factory=dict)  # what the server passed on
     invalidated: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
     admissions: list[Admission] = field(default_factory=list)
+    failed: list[tuple[float, str]] = field(default_factory=list)  # requests on which a plugin hook raised
+    refused: list[tuple[int, str]] = field(
+        default_factory=list
+    )  # how much was planned when the first stage took no piece
+    deaths: list[tuple[float, frozenset[str]]] = field(default_factory=list)  # of replicas, and what they held
     errands: dict[str, list[tuple[float, str, RequestOutput | None]]] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)  # operations, by control id: a repeated one is answered again
     answers: dict[str, int] = field(default_factory=dict)
@@ -139,6 +151,7 @@ class Observations:
                 request.silence,
                 accepted,
                 request.instructions,
+                request.compact,
             )
         )
 

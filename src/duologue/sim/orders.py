@@ -5,6 +5,7 @@ Rules kept here: which frame an order gives depends on its name, its pick and wh
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from typing import Final
 
@@ -85,6 +86,18 @@ def _item(talk: Conversation, pick: int, event_id: str) -> wire.ClientEvent:
     return wire.ItemCreate(
         event_id=event_id, item=Item(id=item_id, role=role, content=[part]), previous_item_id=previous
     )
+
+
+def _picture(talk: Conversation, pick: int, event_id: str) -> wire.ClientEvent:
+    """A picture, or one of the ways to get it wrong: too many, none of a user, no picture at all."""
+    del talk
+    url = f"data:image/png;base64,{base64.b64encode(event_id.encode() * (1 + pick % 3)).decode()}"
+    parts = [ContentPart(type="input_text", text=f"Written {event_id}.")]
+    parts += [ContentPart(type="input_image", image_url=url)] * (1, 1, 1, 2, 9)[pick % 5]
+    if pick % 11 == 10:
+        parts[-1] = ContentPart(type="input_image", image_url="https://example.org/picture.png")
+    role = "system" if pick % 13 == 12 else "user"
+    return wire.ItemCreate(event_id=event_id, item=Item(id=f"picture_{event_id}", role=role, content=parts))
 
 
 def _truncate(talk: Conversation, pick: int, event_id: str) -> wire.ClientEvent:
@@ -187,6 +200,7 @@ MAKERS: Final[dict[str, Maker]] = {
         event_id=eid, response_id=_pick(talk.responses, pick, "resp-none")
     ),
     "item": _item,
+    "picture": _picture,
     "delete": lambda talk, pick, eid: wire.ItemDelete(event_id=eid, item_id=_pick(talk.items, pick, "item_none")),
     "retrieve": lambda talk, pick, eid: wire.ItemRetrieve(event_id=eid, item_id=_pick(talk.items, pick, "item_none")),
     "truncate": _truncate,

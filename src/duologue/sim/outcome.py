@@ -92,6 +92,7 @@ def evidence_of(world: World) -> Evidence:
                 send_ahead_ms=site.config.send_ahead_ms,
                 crashed=index in crashed,
                 stopped_at=site.stopped_at,
+                acted=site.acted,
             )
             for index, site in enumerate(world.sites)
         ],

@@ -18,6 +18,7 @@ Loss = Literal["reset", "partial", "half_open", "close"]
 Return = Literal["plain", "race", "old_token", "wrong_token", "ahead", "behind", "takeover"]
 AckStyle = Literal["prompt", "late", "wrong", "never"]
 Leave = Literal["close", "hang_up", "vanish", "stay"]
+RuntimeValue = int | float | str | None
 Mishap = Literal["raise", "refuse", "slow", "hang", "lose", "double", "late", "foreign", "misfit"]
 
 
@@ -155,6 +156,7 @@ class Person(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     acks: AckStyle = "prompt"
     event_acks: bool = True
     truncates: bool = False  # when it hears that the user speaks, as stock clients do
+    eager: bool = False  # speaks before it knows that there is a session
     voice: tuple[Step, ...] = ()
     hands: tuple[Step, ...] = ()
     leave: Leave = "close"
@@ -176,7 +178,7 @@ class Errand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ReplicaFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The ``nth`` operation of a kind at any replica of a stage goes wrong between engine and replica."""
+    """The ``nth`` operation of a kind at any replica of a stage goes wrong on its way, and ``times`` in all do in a row."""
 
     deployment: int = 0
     stage: int = 0
@@ -184,6 +186,7 @@ class ReplicaFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     nth: int
     how: Mishap
     ms: int = 0
+    times: int = 1
 
 
 class Death(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -229,7 +232,11 @@ class Detector(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One engine with its server. Times of stage code are ranges that each request draws from."""
+    """One engine with its server. Times of stage code are ranges that each request draws from.
+
+    ``answer_ms``: what the words of an answer take, if that is not ``think_ms``. ``lag_ms``: what the way to a replica takes.
+    ``context_units``: how much fits into a resident model's context (0: no end); ``compacts``: it can be rolled over.
+    """
 
     family: Family = "ephemeral"
     replicas: int = 1
@@ -245,9 +252,14 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sentence_ms: tuple[int, int] = (120, 900)
     chunk_ms: int = 100
     transit_ms: int = 0
+    answer_ms: tuple[int, int] | None = None
+    lag_ms: int = 0
+    context_units: int = 0
+    compacts: bool = False
+    images: bool = False
     detector: Detector = Detector()
     tools: bool = False
-    runtime: dict[str, int | float | str | None] = {}
+    runtime: dict[str, RuntimeValue] = {}
     limits: dict[str, int | float] = {}
     rebuilds: bool = False  # a resident model's sessions survive the loss of a replica
 

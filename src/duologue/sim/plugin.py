@@ -64,9 +64,13 @@ class HookFaults:
                 return fault.how
         return None
 
-    def strike_session(self, hook: str, session_id: str) -> Mishap | None:
-        """The same, for a hook that knows its session."""
-        return self.strike(hook, self.seen.key_of_session.get(session_id, "?"))
+    def strike_session(self, hook: str, session_id: str, request_id: str) -> None:
+        """The same, for a hook that knows its session, and works for one of its requests."""
+        try:
+            self.strike(hook, self.seen.key_of_session.get(session_id, "?"))
+        except RuntimeError:
+            self.seen.failed.append((self.seen.trace.now(), request_id))
+            raise
 
 
 def _marked(config: SessionConfig) -> str:
@@ -102,19 +106,19 @@ class _Watched(DuplexModelPlugin):
         return params[:-1] if struck == "misfit" else params
 
     def plan_append(self, state: DuplexModelSessionState, request: AppendPlanRequest) -> AppendPlan:
-        self.hooks.strike_session("plan_append", request.session_id)
+        self.hooks.strike_session("plan_append", request.session_id, request.request_id)
         self.seen.plan(request, accepted=False)
         return super().plan_append(state, request)  # type: ignore[safe-super]
 
     def commit_append(self, state: DuplexModelSessionState, request: AppendPlanRequest) -> None:
         self.seen.plan(request, accepted=True)
-        self.hooks.strike_session("commit_append", request.session_id)
+        self.hooks.strike_session("commit_append", request.session_id, request.request_id)
         super().commit_append(state, request)
 
     def decide(
         self, state: DuplexModelSessionState, stage_id: int, output: RequestOutput, context: DuplexOutputContext
     ) -> Decision:
-        self.hooks.strike_session("decide", context.identity.session_id)
+        self.hooks.strike_session("decide", context.identity.session_id, output.request_id)
         return super().decide(state, stage_id, output, context)  # type: ignore[safe-super]
 
 
@@ -133,6 +137,7 @@ class SimEphemeral(_Watched, ScriptedPlugin):
             stream_interval_ms=320,
             transcribes_input=plan.transcribes,
             calls_functions=plan.tools,
+            takes_images=plan.images,
         )
 
 
@@ -140,7 +145,7 @@ class SimResident(_Watched, ResidentPlugin):
     """The scripted plugin of the resident family."""
 
     def __init__(self, plan: Deployment, hooks: HookFaults, seen: Observations) -> None:
-        super().__init__(Script(unit_ms=plan.unit_ms, rebuilds=plan.rebuilds))
+        super().__init__(Script(unit_ms=plan.unit_ms, rebuilds=plan.rebuilds, context_units=plan.context_units))
         self.hooks, self.seen = hooks, seen
         self.capabilities = ModelCapabilities(
             family="resident",
@@ -151,6 +156,8 @@ class SimResident(_Watched, ResidentPlugin):
             unit_ms=plan.unit_ms,
             chunk_period_ms=max(plan.unit_ms, 80),
             max_silence_units=plan.silence_units,
+            calls_functions=plan.tools,
+            compacts=plan.compacts,
         )
 
     def silence_unit(self, state: DuplexModelSessionState) -> bytes:

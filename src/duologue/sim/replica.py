@@ -36,7 +36,11 @@ class ReplicaFaults:
         number = self.counts[operation] = self.counts.get(operation, 0) + 1
         if self.healed:
             return None
-        matching = (fault for fault in self.faults if fault.operation == operation and fault.nth == number)
+        matching = (
+            fault
+            for fault in self.faults
+            if fault.operation == operation and fault.nth <= number < fault.nth + fault.times
+        )
         return next(matching, None)
 
 
@@ -56,6 +60,7 @@ class SimReplica(StageClient):
         self.model_config = self._inner.model_config
         self._sink: StageSink | None = None
         self._gone: set[str] = set()
+        self._held: dict[str, None] = {}  # what it was given and has neither ended nor been told to stop
         self._stuck: list[asyncio.Future[None]] = []
         self._travelling: deque[RequestOutput] = deque()
 
@@ -73,12 +78,13 @@ class SimReplica(StageClient):
 
     async def submit(self, request: StageRequest) -> None:
         self._gone.discard(request.request_id)
-        if await self._suffer(self._faults.next("submit")):
+        self._held[request.request_id] = None
+        if await self._travel("submit", request):
             return
         await self._inner.submit(request)
 
     async def update(self, request: StageRequest) -> None:
-        if await self._suffer(self._faults.next("update")):
+        if await self._travel("update", request):
             return
         await self._inner.update(request)
 
@@ -91,6 +97,8 @@ class SimReplica(StageClient):
         elif await self._suffer(fault):
             return
         self._gone.update(request_ids)
+        for request_id in request_ids:
+            self._held.pop(request_id, None)
         await self._inner.abort(request_ids)
 
     async def close(self) -> None:
@@ -104,6 +112,7 @@ class SimReplica(StageClient):
         self._travelling.clear()
         self._release()
         if sink is not None and self._inner.healthy:
+            self._seen.deaths.append((self._seen.trace.now(), frozenset(self._held)))
             self._inner.die(RuntimeError(reason))
             sink.on_dead(RuntimeError(reason))
 
@@ -138,6 +147,8 @@ class SimReplica(StageClient):
     def _push(self, output: RequestOutput) -> None:
         if self._sink is not None and output.request_id not in self._gone:
             self._seen.made(self._stage_id, output)
+            if output.finished or output.error is not None:
+                self._held.pop(output.request_id, None)
             self._sink.on_output(output)
 
     def _arrive(self) -> None:
@@ -151,6 +162,17 @@ class SimReplica(StageClient):
                 self._sink.on_output(output)
 
     # What goes wrong
+
+    async def _travel(self, operation: str, request: StageRequest) -> bool:
+        """The way to the replica. True if the operation never gets there."""
+        if self._desk.plan.lag_ms:
+            await asyncio.sleep(self._desk.plan.lag_ms / 1000)
+        try:
+            return await self._suffer(self._faults.next(operation))
+        except Exception:
+            if self._stage_id == 0:
+                self._seen.refused.append((len(self._seen.planned), request.request_id))
+            raise
 
     async def _suffer(self, fault: ReplicaFault | None) -> bool:
         """True if the operation must not reach the replica."""

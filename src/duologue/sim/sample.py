@@ -45,6 +45,14 @@ class Withdrawn(NamedTuple):
     response_id: str
 
 
+class Overflown(NamedTuple):
+    """A resident model's context is given more units than fit into it, by nobody's haste."""
+
+    at: float
+    client: str
+    limit: int
+
+
 class Idle(NamedTuple):
     """A session in which nothing has happened for ``after_s``: its reservations, and its tables that are not empty."""
 
@@ -68,4 +76,4 @@ class Struck(NamedTuple):
     requests: tuple[str, ...]
 
 
-Sample = Slots | Occupancy | Terminal | Withdrawn | Idle | Left | Struck
+Sample = Slots | Occupancy | Terminal | Withdrawn | Overflown | Idle | Left | Struck

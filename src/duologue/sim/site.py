@@ -46,6 +46,9 @@ _RESPONSE: Final = re.compile(rb'"response_id":"([^"]+)"')
 _SEQ: Final = re.compile(rb'"server_event_seq":(\d+)')
 MODEL: Final = "sim"
 DRAIN_S: Final = 10.0
+_UNEVEN: Final = frozenset(
+    {"bursts", "big_chunks", "slow_stages", "lag", "leaps", "slow_link", "stall", "work", "replicas", "detector"}
+)
 
 
 def key_id(client: str) -> str:
@@ -64,7 +67,8 @@ class Site:
         self.border = Border(self.seen)
         self._keys = {key_id(person.name): person.name for person in plan.people}
         people = [person for person in plan.people if person.deployment == index]
-        self.desk = StageDesk(plan.seed, self.plan, self.seen, {person.name: person.work for person in people})
+        work = {person.name: person.work for person in people}
+        self.desk = StageDesk(plan.seed, self.plan, self.seen, work, prompt=not _UNEVEN & set(plan.keeps))
         self.hooks = HookFaults({person.name: person.hooks for person in people}, self.seen)
         faults = [fault for fault in plan.replica_faults if fault.deployment == index]
         stages = len(STAGES[self.plan.family])
@@ -159,6 +163,11 @@ class Site:
             self._handed[session_id] = max(number, self._handed.get(session_id, 0))
         if response_id in self.border.withdrawn and not replayed:
             self.seen.samples.append(Withdrawn(self.trace.now(), response_id))
+
+    @property
+    def acted(self) -> Mapping[str, int]:
+        """How often each limit acted, as declared."""
+        return self.orchestrator.session_manager.health().acted
 
     # Life
 

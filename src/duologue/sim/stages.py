@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 
 from duologue.engine.stages.contract import AsyncStage, StageControl
 from duologue.errors import ErrorCode, StageFault
-from duologue.outputs import RequestOutput, StageError, StagePrompt, StageRequest, ToolCall
+from duologue.outputs import Options, RequestOutput, Scalar, StageError, StagePrompt, StageRequest, ToolCall
 from duologue.sim.observation import Fed, Observations
 from duologue.sim.plan import Deployment, WorkFault
+from duologue.sim.sample import Overflown
 from duologue.sim.tape import spoken
 
 RECOGNISE, ANSWER, SPEAK = 0, 1, 2
@@ -34,6 +35,7 @@ class StageDesk:
     plan: Deployment
     seen: Observations
     faults: dict[str, tuple[WorkFault, ...]]
+    prompt: bool = False  # input comes in real time, and is heard in less
     healed: bool = False
     open_states: int = 0
     counts: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -55,7 +57,8 @@ class StageDesk:
         """The functions that an answer asks for: none, one, or two."""
         if prompt.menu is None:
             return ()
-        dice = random.Random(f"{self.seed}:{job.client}:tools:{job.number}")
+        turn = f":{job.turn}" if job.turn else ""
+        dice = random.Random(f"{self.seed}:{job.client}:tools:{job.number}{turn}")
         return (ToolCall(name=prompt.menu.tools[0].name),) * dice.choice((0, 1, 1, 2))
 
     def end(self) -> None:
@@ -87,6 +90,13 @@ class StageDesk:
                 return RequestOutput(request_id="someone-else", text="not yours", finished=True)
             case _:
                 return None
+
+    def overflowed(self, job: Job, limit: int) -> None:
+        """A context is given more than fits into it: not where units come as they are spoken, and are heard at once."""
+        self.seen.trace.count("context.overflow")
+        if self.prompt:
+            self.seen.samples.append(Overflown(self.seen.trace.now(), job.client, limit))
+        raise RuntimeError(f"the context of {limit} units has overflowed")
 
     async def _hang(self) -> None:
         if not self.healed:
@@ -123,6 +133,8 @@ class Job:
     turn: int = 0
     spoken_units: int = 0
     quiet_units: int = 0
+    context: int = 0
+    known: dict[str, None] = field(default_factory=dict)  # calls whose results it was told
 
 
 async def _delay(ms: float) -> None:
@@ -148,6 +160,10 @@ class _SimStage(AsyncStage[Job]):
 
     async def _think(self, job: Job) -> None:
         await _delay(job.dice.randint(*self._desk.plan.think_ms))
+
+    async def _word(self, job: Job) -> None:
+        plan = self._desk.plan
+        await _delay(job.dice.randint(*(plan.answer_ms or plan.think_ms)))
 
 
 class Recogniser(_SimStage):
@@ -203,7 +219,7 @@ class Answerer(_SimStage):
         calls = self._desk.calls(state, request.prompt)
         count = state.dice.randint(*self._desk.plan.sentences)
         for index in range(count):
-            await self._think(state)
+            await self._word(state)
             last = index == count - 1
             yield RequestOutput(
                 request_id=request.request_id,
@@ -265,15 +281,23 @@ class ResidentModel(_SimStage):
             return
         plan = self._desk.plan
         await _delay(state.dice.randint(*plan.think_ms) / 4)
-        self._listen(state, prompt)
+        talking, fresh = state.to_say > 0, state.turn
+        self._read(state, prompt)
+        if prompt.audio:
+            self._listen(state, prompt)
+        known = self._remembered(state)
+        if not prompt.audio and (talking or not state.to_say):
+            yield RequestOutput(request_id=request.request_id, segment_finished=True, metadata=known)
+            return
         if not state.to_say:
             yield RequestOutput(
                 request_id=request.request_id,
                 segment_finished=True,
                 finished=prompt.final,
-                metadata={"decision": "listen"},
+                metadata={"decision": "listen", **known},
             )
             return
+        calls = self._desk.calls(state, prompt) if state.turn != fresh else ()
         state.to_say = 0 if prompt.options.get("force_listen") else state.to_say - 1
         size = OUTPUT_RATE_HZ * max(plan.unit_ms, 20) // 1000
         yield RequestOutput(
@@ -283,8 +307,32 @@ class ResidentModel(_SimStage):
             text=f"Unit {state.to_say} of answer {state.turn}. ",
             audio=self._desk.seen.next_audio(state.client, size),
             audio_rate_hz=OUTPUT_RATE_HZ,
-            metadata={"decision": "speak" if state.to_say else "end"},
+            calls=calls,
+            metadata={"decision": "speak" if state.to_say else "end", **known},
         )
+
+    def _read(self, job: Job, prompt: StagePrompt) -> None:
+        """What a request that takes another's place is told, and results of functions, each of which is worth a unit."""
+        known, limit = prompt.options, self._desk.plan.context_units
+        if known.get("rebuild") is True:
+            job.context = int(known.get("context") or 0)
+            job.known = dict.fromkeys(str(known.get("known") or "").split())
+        for message in prompt.messages:
+            if message.call_id and message.call_id not in job.known and not message.text.startswith("No result"):
+                job.known[message.call_id] = None
+                job.to_say += 1
+        job.context += 1
+        if limit and job.context > limit:
+            self._desk.overflowed(job, limit)
+
+    def _remembered(self, job: Job) -> Options:
+        """What the plugin keeps for a request that takes this one's place."""
+        known: dict[str, Scalar] = {}
+        if self._desk.plan.context_units:
+            known["context"] = job.context
+        if job.known:
+            known["known"] = " ".join(job.known)
+        return known
 
     def _listen(self, job: Job, prompt: StagePrompt) -> None:
         loud, _ = spoken(prompt.audio)

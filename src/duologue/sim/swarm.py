@@ -91,12 +91,21 @@ FEATURES: Final[Mapping[str, float]] = {
     "tools": 0.2,
     "queue": 0.25,
     "stuck": 0.04,
+    "eager": 0.12,
+    "images": 0.12,
+    "compaction": 0.2,
+    "full": 0.08,
+    "lag": 0.15,
+    "uneven": 0.12,
+    "stubborn": 0.08,
+    "hasty": 0.1,
 }
 NAMES: Final = ("ann", "bob", "cyd", "dot", "eve")
 
 _CALM: Final = ("heartbeat", "retrieve", "commit", "input_commit", "create", "ack", "event_ack")
 _CANCELS: Final = ("cancel", "cancel_named", "output_clear", "output_clear_old", "input_cancel", "barge_in", "clear")
 _ITEMS: Final = ("item", "item", "delete", "retrieve", "truncate", "truncate")
+_PICTURES: Final = ("picture", "picture", "create", "retrieve", "delete")
 _ILLEGAL: Final = ("broken", "broken", "bad_update", "text", "late_resume", "wrong_ack", "again", "signal")
 
 
@@ -116,7 +125,7 @@ class Swarm:
         """The plan of this seed."""
         on = self.on
         dice = self.dice("plan")
-        count = 1 + (dice.choice((1, 1, 2, 3)) if "crowd" in on or "witness" in on else 0)
+        count = 1 + (dice.choice((1, 1, 2, 3)) if on & {"crowd", "witness", "queue"} else 0)
         deployments = [self._deployment(index) for index in range(2 if "two_models" in on else 1)]
         people = [self._person(index, deployments) for index in range(count)]
         witness = ""
@@ -154,8 +163,8 @@ class Swarm:
         family: Family = "resident" if ("resident" in on) != (index == 1) else "ephemeral"
         slow = "slow_stages" in on
         weak = "weak_model" in on
-        tools = "tools" in on and family == "ephemeral"
-        return Deployment(
+        tools = "tools" in on
+        plain = Deployment(
             family=family,
             replicas=dice.choice((1, 1, 2, 3)),
             streams_input="streaming" in on,
@@ -171,11 +180,38 @@ class Swarm:
             chunk_ms=400 if slow else dice.choice((100, 100, 20, 73, 400)),
             transit_ms=dice.choice((0, 0, 0, 5, 40)),
             detector=self._detector(dice),
-            runtime=self._runtime(dice) | ({"tool_result_timeout_s": TIMEOUT_S} if tools else {}),
+            runtime=self._runtime(dice) | ({"tool_result_timeout_s": TIMEOUT_S} if tools else {}) | self._rare(index),
             limits=self._limits(dice),
             rebuilds="rebuild" in on and family == "resident",
             tools=tools,
+            images="images" in on and family == "ephemeral",
         )
+        return msgspec.structs.replace(plain, **self._peculiar(index, family))
+
+    def _peculiar(self, index: int, family: Family) -> dict[str, Any]:
+        """Peculiarities with dice of their own: long ways, words that are slower than their sound, contexts that fill."""
+        on, dice = self.on, self.dice(f"peculiar:{index}")
+        given: dict[str, Any] = {}
+        if "lag" in on:
+            given["lag_ms"] = dice.choice((5, 40, 150))
+        if "uneven" in on and family == "ephemeral":
+            given |= {"think_ms": (0, 10), "answer_ms": dice.choice(((100, 500), (300, 1_200)))}
+            given |= {"sentences": (3, 6), "sentence_ms": (400, 2_000)}
+        if family == "resident" and on & {"compaction", "full"}:
+            given |= {"context_units": dice.choice((24, 40, 80)), "compacts": "compaction" in on}
+        return given
+
+    def _rare(self, index: int) -> dict[str, int | float | str | None]:
+        """Settings of single features, with dice of their own."""
+        on, dice = self.on, self.dice(f"rare:{index}")
+        settings: dict[str, int | float | str | None] = {}
+        if "hasty" in on:
+            settings |= {"turn_burst": dice.choice((1, 2)), "turns_per_minute": dice.choice((6, 30))}
+        if "images" in on:
+            settings |= dice.choice(({}, {}, {"max_image_bytes_per_item": 70}, {"max_image_bytes_per_session": 150}))
+        if "uneven" in on:
+            settings["max_backlog_ms"] = dice.choice((300, 1_000))
+        return settings
 
     def _detector(self, dice: random.Random) -> Detector:
         if "detector" not in self.on:
@@ -202,6 +238,8 @@ class Swarm:
             settings["max_sessions_per_replica"] = dice.choice((1, 2, 8)) if "witness" not in self.on else 8
         if "queue" in self.on:
             room = self.dice("queue")
+            if "witness" not in self.on and room.random() < 0.6:
+                settings["max_sessions"] = room.choice((1, 1, 2))
             settings |= {"max_waiting_sessions": room.choice((1, 2, 8)), "max_wait_s": room.choice((1.0, 20.0))}
         if "tiny" in self.on:
             tight: dict[str, tuple[int, ...]] = {
@@ -255,6 +293,7 @@ class Swarm:
             acks=dice.choice(styles) if "ack_styles" in on else "prompt",
             event_acks=dice.random() < 0.8,
             truncates="stock" in on and dice.random() < 0.7,
+            eager="eager" in on and self.dice(f"eager:{name}").random() < 0.7,
             voice=self._voice(self.dice(f"voice:{name}"), deployments[home]),
             hands=self._hands(self.dice(f"hands:{name}")),
             leave="close" if leave == "stay" and library else leave,
@@ -351,6 +390,7 @@ class Swarm:
         names += _CALM if "orders" in on else ()
         names += _CANCELS if "cancels" in on else ()
         names += _ITEMS if "items" in on else ()
+        names += _PICTURES if "images" in on else ()
         names += _ILLEGAL if "illegal" in on else ()
         names += ("update", "update", "bad_update") if "updates" in on else ()
         steps: list[Step] = []

@@ -108,7 +108,8 @@ class Talker:
             return
         self.adopt(pipe, attempt)
         await self.say_event(wire.SessionUpdate(event_id=talk.next_id(), session=opening(talk)))
-        await self.until("updated", OPEN_LIMIT_S)
+        if not person.eager:
+            await self.until("updated", OPEN_LIMIT_S)
 
     async def dial(
         self, talk: Conversation, query: str, how: str, *, listen: bool = True

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duologue.engine.messages import AbortRequest
+from duologue.engine.orchestration import STOP_AGAIN_S
 from duologue.engine.stages.inproc import InprocClient
 from duologue.outputs import RequestOutput, StageRequest
 from duologue.sim.loop import VirtualRuntime, run, virtual
@@ -21,6 +22,10 @@ def slow_sentences(request: StageRequest) -> list[RequestOutput | float]:
     for number in range(5):
         steps += [0.1, said(request, f"{number}", segment_finished=True)]
     return [*steps, said(request, finished=True)]
+
+
+def endless(request: StageRequest) -> list[RequestOutput | float]:
+    return [1_000.0, said(request, finished=True)]
 
 
 def slow_echo(request: StageRequest) -> list[RequestOutput | float]:
@@ -147,10 +152,54 @@ async def test_an_abort_that_a_stage_did_not_get_can_be_repeated(runtime: Virtua
         await asyncio.sleep(0)
         assert "r" not in rig.orchestrator.request_states, "the engine is done with it whatever the stage does"
         assert rig.stages[1].ledger.closed["r"] == 1, "a deaf stage does not shield the others"
-        assert rig.leftovers() == {"stage0.bindings": 1}
+        assert rig.leftovers() == {"stage0.bindings": 1, "tasks": 1}
         deaf.deaf = False
         rig.orchestrator.post(AbortRequest(request_ids=("r",), control_id="2"))
         await asyncio.sleep(0)
+        assert rig.leftovers() == {"tasks": 1}
+        await asyncio.sleep(STOP_AGAIN_S + 0.1)
         assert rig.leftovers() == {}
         assert [answer.error_code for answer in rig.answers()] == ["runtime_abort_failed", None]
         assert rig.endings() == {"r": 1}
+
+
+@virtual
+async def test_a_stage_that_did_not_get_an_abort_is_told_again(runtime: VirtualRuntime) -> None:
+    """Nobody asks twice for a request that is over for its client: without this it would run for ever."""
+    spec = StageSpec(endless)
+    rig = Rig(runtime, [spec, StageSpec(slow_echo)])
+    deaf = Deaf(spec.stage(), runtime=runtime)
+    rig.orchestrator.stage_pools[0].replicas.make_client = lambda _replica_id: deaf
+    async with running(rig):
+        rig.add("r", "x")
+        await asyncio.sleep(0.01)
+        rig.orchestrator.post(AbortRequest(request_ids=("r",)))
+        await asyncio.sleep(2.5 * STOP_AGAIN_S)
+        assert rig.leftovers() == {"stage0.bindings": 1, "tasks": 1}
+        assert spec.ledger.closed.get("r", 0) == 0
+        deaf.deaf = False
+        await asyncio.sleep(STOP_AGAIN_S + 0.1)
+        assert rig.leftovers() == {}
+        assert spec.ledger.closed["r"] == 1
+
+
+@virtual
+async def test_a_new_request_of_that_name_is_not_stopped_for_the_old_one(runtime: VirtualRuntime) -> None:
+    spec = StageSpec(slow_sentences)
+    rig = Rig(runtime, [spec])
+    deaf = Deaf(spec.stage(), runtime=runtime)
+    deaf.deaf = False
+    rig.orchestrator.stage_pools[0].replicas.make_client = lambda _replica_id: deaf
+    async with running(rig):
+        rig.add("r", "x")
+        await asyncio.sleep(0.05)
+        deaf.deaf = True
+        rig.orchestrator.post(AbortRequest(request_ids=("r",)))
+        await asyncio.sleep(1)
+        deaf.deaf = False
+        rig.orchestrator.post(AbortRequest(request_ids=("r",)))
+        await asyncio.sleep(STOP_AGAIN_S - 1.2)
+        rig.add("r", "x")
+        await asyncio.sleep(5)
+        assert rig.outputs("r")[-1].output.finish_reason != "abort"
+        assert rig.leftovers() == {}

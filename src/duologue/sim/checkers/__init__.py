@@ -14,11 +14,14 @@ from duologue.sim.checkers.evidence import Evidence, SessionEvidence, SiteEviden
 from duologue.sim.checkers.feed import check as feed
 from duologue.sim.checkers.history import check as history
 from duologue.sim.checkers.journal import check as journal
+from duologue.sim.checkers.limits import check as limits
 from duologue.sim.checkers.order import check as order
 from duologue.sim.checkers.pace import check as pace
 from duologue.sim.checkers.placement import check as placement
+from duologue.sim.checkers.progress import check as progress
 from duologue.sim.checkers.settings import check as settings
 from duologue.sim.checkers.tools import check as tools
+from duologue.sim.checkers.waiting import check as waiting
 
 CHECKERS: Final[tuple[Callable[[Evidence], Iterator[Violation]], ...]] = (
     order,
@@ -34,6 +37,9 @@ CHECKERS: Final[tuple[Callable[[Evidence], Iterator[Violation]], ...]] = (
     bounds,
     tools,
     counters,
+    progress,
+    waiting,
+    limits,
 )
 
 

@@ -1,4 +1,4 @@
-"""Declared counters: slots, placements, reservations and tables (B5, B6, B7, B11, B20, B25), and what was withdrawn (D7)."""
+"""Declared counters: slots, placements, reservations, tables (B5 to B7, B11, B20, B25), withdrawals (D7), contexts (C1)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import assert_never
 
 from duologue.sim.checkers.evidence import Evidence, Violation
-from duologue.sim.sample import Idle, Left, Occupancy, Sample, Slots, Struck, Terminal, Withdrawn
+from duologue.sim.sample import Idle, Left, Occupancy, Overflown, Sample, Slots, Struck, Terminal, Withdrawn
 
 _RESERVED = ("turns", "commands", "backlog_ms")
 
@@ -28,7 +28,9 @@ def judge_sample(sample: Sample) -> Iterator[Violation]:
         case Terminal():
             yield from _terminal(sample)
         case Withdrawn():
-            yield Violation("D7", f"{sample.response_id} was handed over after it had been withdrawn")
+            yield Violation("D7", f"{sample.response_id} was handed over after it had been withdrawn or cancelled")
+        case Overflown():
+            yield Violation("C1", f"{sample.client}: more than {sample.limit} units were fed into a context")
         case Idle():
             yield from _idle(sample)
         case Left():

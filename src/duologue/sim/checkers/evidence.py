@@ -6,7 +6,7 @@ counters; they never look into the system under test.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -42,6 +42,7 @@ class SiteEvidence(NamedTuple):
     send_ahead_ms: int | None
     crashed: bool
     stopped_at: float | None
+    acted: Mapping[str, int] = {}  # declared: how often each limit acted
 
 
 class SessionEvidence(NamedTuple):

@@ -130,7 +130,7 @@ def _resident(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Vi
 
     A new epoch is a new request, which may be given an interruption from its beginning.
     """
-    position, epoch = 0, 0
+    position, epoch, started = 0, 0, -1
     for planned in planned_for(session.site.seen.planned, session.session_id):
         if planned.silence or not planned.audio:
             continue
@@ -141,7 +141,21 @@ def _resident(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Vi
             text = f"a unit of {len(planned.audio)} bytes after byte {position} was not sent so"
             yield Violation("B9", f"{name}: {text}")
             return
+        lost = found - position
         position = found + size
+        if planned.fence.epoch == started and lost and _untouched(session):
+            text = f"{lost} bytes before byte {found} were never fed, though what follows them was"
+            yield Violation("B10", f"{name}: {text}")
+            return
+        started = planned.fence.epoch
+
+
+def _untouched(session: SessionEvidence) -> bool:
+    """Whether no command of the client's decided what is input."""
+    person = session.person
+    steps = (*person.voice, *person.hands) if person is not None else ()
+    orders = {step.name for step in steps if isinstance(step, Order)}
+    return not (orders & (_INPUT_ORDERS | {"cancel", "cancel_named", "output_clear", "create", "truncate", "delete"}))
 
 
 def place(unit: bytes, stream: bytes, position: int) -> tuple[int, int]:

@@ -22,6 +22,7 @@ def check(evidence: Evidence) -> Iterator[Violation]:
                 yield from _sequence(talk)
                 yield from _generations(talk)
                 yield from _takeovers(talk)
+                yield from _resyncs(talk, evidence)
     for session in evidence.sessions():
         yield from _expiry(session)
 
@@ -58,6 +59,18 @@ def _connection(
         expected = seq + 1
         if frames.setdefault(seq, event) != event:
             yield Violation("B14", f"{talk.name}: event {seq} is another than the first time")
+
+
+def _resyncs(talk: Conversation, evidence: Evidence) -> Iterator[Violation]:
+    """Who asks for what it has not seen gets it, unless the journal's bounds cost it: those say another word."""
+    person, _ = evidence.people[talk.client]
+    if "journal_ttl_s" in evidence.plan.deployments[person.deployment].limits:
+        return
+    hows = {attempt.number: attempt.how for attempt in talk.attempts}
+    for entry in talk.heard:
+        told = isinstance(entry.event, wire.ResyncRequired) and entry.event.reason == "journal_gap"
+        if told and hows.get(entry.connection) not in ("ahead", "behind"):
+            yield Violation("B14", f"{talk.name} connection {entry.connection}: sent back although nothing was lost")
 
 
 def _generations(talk: Conversation) -> Iterator[Violation]:

@@ -36,12 +36,27 @@ _FENCES: Final = (
         "self.seq = 0",
         "pass",
     ),
-    one(
-        "submission of a dropped request kept",
-        "a request that was dropped while it was submitted leaves nothing behind",
-        f"{ENGINE}.duplex_orchestrator:DuplexOrchestrator.submit",
-        "if self.request_states.get(request_id) is not request_state:",
-        "if False:",
+    Mutation(
+        "abort overtaken by its submission",
+        "an abort reaches a stage even if it overtook the submission, whichever part sees that first",
+        (
+            Edit(f"{SHELL}.model_channel:ModelChannel._mark", "waiting.stop()", "pass"),
+            Edit(
+                f"{ENGINE}.duplex_orchestrator:DuplexOrchestrator.submit",
+                "if self.request_states.get(request_id) is not request_state:",
+                "if False:",
+            ),
+            Edit(
+                f"{ENGINE}.stage_pool:StagePool.submit_initial",
+                "if self._bindings.get(request_id) is not replica:",
+                "if False:",
+            ),
+            Edit(
+                f"{CORE}.submission:_undo_orphan",
+                "if append is not None and append.request_id not in s.requests.records:",
+                "if False:",
+            ),
+        ),
     ),
 )
 _TERMINALS: Final = (
@@ -139,13 +154,6 @@ _CLEANING: Final = (
         f"{SHELL}.model_channel:ModelChannel._clean",
         "failed.update(ids)",
         "[self._unclean.pop(key, None) for key in ids]",
-    ),
-    one(
-        "withdrawn submission not stopped again",
-        "an abort reaches a stage even if it overtook the submission",
-        f"{SHELL}.model_channel:ModelChannel._submission_ended",
-        "self.abort((effect.request_id,))",
-        "pass",
     ),
     one(
         "finished request stays bound",

@@ -66,6 +66,11 @@ _LEASE: Final = (
                 "attachment.owner is self",
                 "True",
             ),
+            Edit(
+                f"{SERVER}.connection:Connection.replaced",
+                "attachment, self._attachment = self._attachment, None",
+                "attachment = self._attachment",
+            ),
         ),
     ),
     one(

@@ -1,0 +1,116 @@
+"""Limits that a client meets: how often it may ask, which pictures are kept, what it can have heard (R1, I1, B19)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from duologue.engine.duplex.commands import CommitAudio, CreateItem, CreateResponse
+from duologue.engine.duplex.events import (
+    ErrorRaised,
+    ImagePart,
+    ItemAdded,
+    ItemTruncated,
+    PlaybackAcknowledged,
+    ResponseAudio,
+)
+from duologue.errors import ErrorCode
+from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, session_of
+from duologue.sim.plan import RuntimeValue
+
+_BURST: Final = 20
+_PER_MINUTE: Final = 120
+_IMAGE_BYTES: Final = 4 * 1024 * 1024
+_ALL_IMAGE_BYTES: Final = 16 * 1024 * 1024
+
+
+def check(evidence: Evidence) -> Iterator[Violation]:
+    """Every session."""
+    for session in evidence.sessions():
+        if not evidence.plan.leaps:
+            yield from _asked(session)
+        yield from _pictures(session)
+        yield from _heard(session)
+
+
+def _number(value: RuntimeValue, default: int) -> float:
+    return float(value) if isinstance(value, int | float) else default
+
+
+def _asked(session: SessionEvidence) -> Iterator[Violation]:
+    """R1: in no stretch of time more turns and responses are accepted than a burst and the rate allow."""
+    runtime = session.site.plan.runtime
+    burst, per_minute = (
+        _number(runtime.get("turn_burst"), _BURST),
+        _number(runtime.get("turns_per_minute"), _PER_MINUTE),
+    )
+    begin, end = session.told[0].at, session.told[-1].at
+    commands = session.site.seen.commands.get(session.session_id, ())
+    asked = [at for at, c in commands if isinstance(c, CommitAudio | CreateResponse) and begin <= at < end]
+    for told in session.told:
+        refused = isinstance(told.event, ErrorRaised) and told.event.code is ErrorCode.RATE_LIMITED
+        if refused and told.at in asked:
+            asked.remove(told.at)
+    for index, first in enumerate(asked):
+        for count, last in enumerate(asked[index:], 1):
+            if count > burst + (last - first) * per_minute / 60 + 1e-6:
+                text = f"{count} turns and responses were accepted within {last - first:.3f} s"
+                yield Violation("R1", f"{session.session_id}: {text}, {burst:g} and {per_minute:g} a minute may be")
+                return
+
+
+def _pictures(session: SessionEvidence) -> Iterator[Violation]:
+    """I1: pictures are kept by who takes them, within the limits, and read as they were shown."""
+    plan, seen = session.site.plan, session.site.seen
+    commands = seen.commands.get(session.session_id, ())
+    shown = {
+        (command.item.texts, tuple(image.url for image in command.item.images))
+        for _, command in commands
+        if isinstance(command, CreateItem) and command.item.images
+    }
+    if not shown:
+        return
+    sizes = {texts: sum(map(len, urls)) for texts, urls in shown}
+    most = _number(plan.runtime.get("max_image_bytes_per_item"), _IMAGE_BYTES)
+    for event in session.events:
+        if not isinstance(event, ItemAdded) or not any(isinstance(part, ImagePart) for part in event.item.parts):
+            continue
+        texts = tuple(part.text for part in event.item.parts if hasattr(part, "text"))
+        if not plan.images or sizes.get(texts, 0) > most:
+            yield Violation("I1", f"{session.session_id}: {sizes.get(texts, 0)} bytes of pictures were kept")
+    yield from _read(session, shown)
+
+
+def _read(session: SessionEvidence, shown: set[tuple[tuple[str, ...], tuple[str, ...]]]) -> Iterator[Violation]:
+    every = _number(session.site.plan.runtime.get("max_image_bytes_per_session"), _ALL_IMAGE_BYTES)
+    by_text = {" ".join(texts): urls for texts, urls in shown}
+    for fed in session.site.seen.input:
+        if session_of(fed.request_id) != session.session_id:
+            continue
+        for message in fed.prompt.messages:
+            urls = tuple(image.url for image in message.images)
+            expected = by_text.get(message.text)
+            if urls and (expected is None or urls != expected):
+                yield Violation("I1", f"{session.session_id}: {len(urls)} pictures are read that were not shown so")
+            elif not urls and expected is not None:
+                yield Violation("I1", f"{session.session_id}: {message.text!r} is read without its pictures")
+        size = sum(len(image.url) for message in fed.prompt.messages for image in message.images)
+        if size > every:
+            yield Violation("I1", f"{session.session_id}: {size} bytes of pictures are read, {every:g} may be kept")
+
+
+def _heard(session: SessionEvidence) -> Iterator[Violation]:
+    """B19: nobody has heard more of an answer than was sent of it."""
+    sent: dict[str, float] = {}
+    for event in session.events:
+        match event:
+            case ResponseAudio():
+                sent[event.item_id] = sent.get(event.item_id, 0.0) + len(event.audio) * 500 / event.rate_hz
+            case PlaybackAcknowledged() if event.item_id and event.played_ms > sent.get(event.item_id, 0.0) + 1:
+                text = f"{event.played_ms} ms of {event.item_id} were heard, {sent.get(event.item_id, 0.0):.0f} ms were sent"
+                yield Violation("B19", f"{session.session_id}: {text}")
+            case ItemTruncated() if event.audio_end_ms > sent.get(event.item_id, 0.0) + 1:
+                text = f"{event.item_id} was cut to {event.audio_end_ms} ms, {sent.get(event.item_id, 0.0):.0f} ms were sent"
+                yield Violation("B19", f"{session.session_id}: {text}")
+            case _:
+                pass

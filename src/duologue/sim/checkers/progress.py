@@ -1,0 +1,98 @@
+"""What has begun goes on, and what failed stops: answers, stages behind a failure, and sessions behind a death (L2, S2, D10).
+
+Rules kept here: an answer is judged where nothing but the model decides how fast it comes; what a death may cost is what the
+replica held, by the word of that replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from duologue.engine.duplex.events import (
+    ErrorRaised,
+    ResponseAudio,
+    ResponseCreated,
+    ResponseDone,
+    ResponseText,
+    SessionRecovered,
+)
+from duologue.errors import ErrorCode
+from duologue.sim.checkers.evidence import Evidence, SessionEvidence, SiteEvidence, Violation, session_of
+from duologue.sim.observation import Told
+from duologue.sim.plan import Deaf, Kill, Lose, Person, Stall
+
+STALL_S: Final = 6.0  # longer than the longest time that stage code takes here
+STOP_S: Final = 0.05
+_SLOW: Final = frozenset({"slow_stages", "slow_link", "small_window", "leaps", "detector"})
+_CONTENT: Final = (ResponseCreated, ResponseAudio, ResponseText)
+
+
+def check(evidence: Evidence) -> Iterator[Violation]:
+    """Every session, every refusal and every death."""
+    plan = evidence.plan
+    calm = not (plan.replica_faults or plan.strikes or plan.shutdowns or _SLOW & set(plan.keeps))
+    for session in evidence.sessions():
+        if calm and session.undisturbed and session.person is not None and _steady(session.person):
+            yield from _goes_on(session)
+        if not (plan.strikes or plan.shutdowns or plan.leaps):
+            yield from _deaths(session)
+    for site in evidence.sites:
+        yield from _failures(site)
+        yield from _refusals(site)
+
+
+def _steady(person: Person) -> bool:
+    away = any(isinstance(step, Deaf | Stall | Kill | Lose) for step in (*person.voice, *person.hands))
+    return not (away or person.work or person.hooks)
+
+
+def _goes_on(session: SessionEvidence) -> Iterator[Violation]:
+    """L2: between the beginning of an answer and its end something is said, or the end comes."""
+    if session.site.plan.family != "ephemeral":
+        return  # a resident model talks as long as it is fed
+    last: dict[str, Told] = {}
+    for told in session.told:
+        event = told.event
+        if isinstance(event, _CONTENT):
+            last[event.response_id] = told
+        elif isinstance(event, ResponseDone):
+            before = last.pop(event.response_id, told)
+            playing = before.event.duration_ms / 1000 if isinstance(before.event, ResponseAudio) else 0.0
+            if told.at - before.at > STALL_S + playing:
+                text = f"nothing of {event.response_id} for {told.at - before.at:.1f} s, then it was {event.status}"
+                yield Violation("L2", f"{session.session_id}: {text}")
+
+
+def _failures(site: SiteEvidence) -> Iterator[Violation]:
+    """S2: a request that a plugin failed on does not run on."""
+    for at, request_id in site.seen.failed:
+        made = next((m for m in site.seen.output if m.request_id == request_id and m.at > at + STOP_S), None)
+        if made is not None:
+            text = f"stage {made.stage} works on a request {made.at - at:.3f} s after the plugin had failed on it"
+            yield Violation("S2", f"{request_id[-16:]}: {text}")
+
+
+def _refusals(site: SiteEvidence) -> Iterator[Violation]:
+    """S3: nothing is submitted behind a piece that the stage did not take."""
+    for number, request_id in site.seen.refused:
+        later = next((p for p in site.seen.planned[number:] if p.request_id == request_id and not p.accepted), None)
+        if later is not None:
+            text = f"a piece was submitted at {later.at:.3f} s, after one that was refused"
+            yield Violation("S3", f"{request_id[-16:]}: {text}")
+
+
+def _deaths(session: SessionEvidence) -> Iterator[Violation]:
+    """D10: a session is told of the loss of a replica only if that held something of it."""
+    seen = session.site.seen
+    if session.site.by_groups or not seen.deaths or session.person is None or session.person.work:
+        return
+    for told in session.told:
+        event = told.event
+        lost = isinstance(event, ResponseDone) and event.error is ErrorCode.REPLICA_UNAVAILABLE
+        lost |= isinstance(event, ErrorRaised) and event.code is ErrorCode.REPLICA_UNAVAILABLE
+        if not lost and not isinstance(event, SessionRecovered):
+            continue
+        dead = [held for at, held in seen.deaths if at == told.at]
+        if dead and not any(session_of(request_id) == session.session_id for held in dead for request_id in held):
+            yield Violation("D10", f"{session.session_id}: lost a replica at {told.at:.3f} s that held nothing of it")
