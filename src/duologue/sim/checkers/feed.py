@@ -10,13 +10,16 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from duologue.engine.duplex.commands import (
+    AckPlayback,
     AppendAudio,
     BargeIn,
     CancelInput,
     ClearAudio,
     CloseSession,
     CommitAudio,
+    CreateItem,
     DuplexCommand,
+    RetrieveItem,
 )
 from duologue.engine.duplex.events import ErrorRaised, InputCommitted, OverlapDecided, SessionCreated, SessionUpdated
 from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, by_request, planned_for
@@ -29,6 +32,7 @@ _INPUT_ORDERS = frozenset(
     {"commit", "input_commit", "clear", "input_cancel", "barge_in", "signal", "update", "bad_update", "broken", "again"}
 )
 _ENDS_INPUT = (CommitAudio, ClearAudio, BargeIn, CancelInput, CloseSession)
+_LEAVES_INPUT = (AppendAudio, AckPlayback, CloseSession, CreateItem, RetrieveItem)
 MAX_TURNS = 8
 _PADDING = b"\0" * 8
 _SHORT_BYTES = 64  # as much stands somewhere by accident
@@ -152,10 +156,8 @@ def _resident(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Vi
 
 def _untouched(session: SessionEvidence) -> bool:
     """Whether no command of the client's decided what is input."""
-    person = session.person
-    steps = (*person.voice, *person.hands) if person is not None else ()
-    orders = {step.name for step in steps if isinstance(step, Order)}
-    return not (orders & (_INPUT_ORDERS | {"cancel", "cancel_named", "output_clear", "create", "truncate", "delete"}))
+    commands = session.site.seen.commands.get(session.session_id, ())
+    return all(isinstance(command, _LEAVES_INPUT) for _, command in commands)
 
 
 def place(unit: bytes, stream: bytes, position: int) -> tuple[int, int]:
