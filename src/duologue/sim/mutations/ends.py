@@ -52,7 +52,7 @@ _FENCES: Final = (
                 "if False:",
             ),
             Edit(
-                f"{CORE}.submission:_undo_orphan",
+                f"{CORE}.settlement:_undo_orphan",
                 "if append is not None and append.request_id not in s.requests.records:",
                 "if False:",
             ),
