@@ -211,7 +211,11 @@ class World:
 
     def _taken(self, submit: SubmitAppend) -> None:
         taken = (submit.request_id, submit.fence, submit.seq, submit.turn_seq, submit.audio)
-        self.seen.planned.append(Planned(self.now, NAME, *taken, submit.final, submit.silence, accepted=True))
+        self.seen.planned.append(
+            Planned(
+                self.now, NAME, *taken, submit.final, submit.silence, accepted=True, instructions=submit.instructions
+            )
+        )
 
     def _made(self, request_id: str, speech: Speech) -> None:
         output = RequestOutput(
