@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import draw_state_machines as drawings
 import limits as limit_tables
+import limits_of_stages as stage_limits
 
 from duologue.config.schema import Group, groups
 from duologue.engine.duplex.core.tables import TABLES
@@ -146,6 +147,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
         "session": limits(limit_tables.SESSION),
         "connection": limits(limit_tables.CONNECTION),
         "requests": limits(limit_tables.REQUESTS),
+        "stages": limits(stage_limits.STAGES),
     },
     STAGES: {
         "stages.py": example("stages.py", "python"),

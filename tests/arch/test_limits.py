@@ -24,18 +24,19 @@ from duologue.sim.loop import VirtualRuntime, virtual
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def load() -> ModuleType:
-    path = REPOSITORY / "scripts" / "limits.py"
-    spec = importlib.util.spec_from_file_location("limits", path)
+def load(name: str) -> ModuleType:
+    path = REPOSITORY / "scripts" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["limits"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
 
-TABLES = load()
-LIMITS = [*TABLES.SESSION, *TABLES.CONNECTION, *TABLES.REQUESTS]
+TABLES = load("limits")
+OF_STAGES = load("limits_of_stages")
+LIMITS = [*TABLES.SESSION, *TABLES.CONNECTION, *TABLES.REQUESTS, *OF_STAGES.STAGES]
 
 
 @virtual
@@ -106,3 +107,53 @@ def test_everything_that_is_shown_is_in_the_table() -> None:
     assert [name for name in HELD if f'what="{name}"' not in text] == []
     assert [name for name in ACTED if f'limit="{name}"' not in text and f"`{name}`" not in text] == []
     assert {"held", "acted"} <= set(SessionHealth.__struct_fields__)
+
+
+QUEUE_TYPES = {"deque", "Queue", "SimpleQueue", "LifoQueue", "PriorityQueue"}
+SOURCE = REPOSITORY / "src" / "duologue"
+
+
+def unbounded_queues(tree: ast.Module) -> set[str]:
+    """Names of what is made as a queue that has no greatest length."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AnnAssign | ast.Assign) and _makes_queue(node.value):
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[-1]
+            for part in target.elts if isinstance(target, ast.Tuple) else [target]:
+                found |= {part.attr} if isinstance(part, ast.Attribute) else set()
+                found |= {part.id} if isinstance(part, ast.Name) else set()
+    return found
+
+
+def _makes_queue(value: ast.expr | None) -> bool:
+    for node in ast.walk(value) if value is not None else ():
+        if isinstance(node, ast.Call) and not any(word.arg in ("maxlen", "maxsize") for word in node.keywords):
+            name = node.func
+            called = name.attr if isinstance(name, ast.Attribute) else name.id if isinstance(name, ast.Name) else ""
+            if called in QUEUE_TYPES:
+                return True
+            if any(isinstance(w.value, ast.Name) and w.value.id in QUEUE_TYPES for w in node.keywords):
+                return True  # field(default_factory=deque)
+    return False
+
+
+def test_a_queue_without_a_length_is_found() -> None:
+    code = (
+        "a = deque()\nb: deque[int] = field(default_factory=deque)\nc = deque(maxlen=3)\nd = asyncio.Queue(maxsize=2)"
+    )
+    assert unbounded_queues(ast.parse(code)) == {"a", "b"}
+
+
+def test_of_each_queue_it_is_told_what_bounds_it() -> None:
+    """Simulator, benchmarks and demonstration are no part of what serves."""
+    found = {
+        f"{path.relative_to(SOURCE).as_posix()}:{name}"
+        for path in SOURCE.glob("**/*.py")
+        if path.relative_to(SOURCE).parts[0] not in ("sim", "bench", "demo")
+        for name in unbounded_queues(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    assert found - OF_STAGES.QUEUES.keys() == set(), "say in scripts/limits_of_stages.py what bounds these"
+    assert OF_STAGES.QUEUES.keys() - found == set(), "these are gone"
+    limits = {limit.name for limit in LIMITS}
+    named = {reason.strip("`") for reason in OF_STAGES.QUEUES.values() if reason.startswith("`")}
+    assert named <= limits

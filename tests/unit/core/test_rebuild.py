@@ -9,6 +9,7 @@ from duologue.config.stage_config import DuplexSessionRuntimeConfig
 from duologue.engine.duplex.commands import BargeIn, CancelResponse, CommitAudio
 from duologue.engine.duplex.core.effects import SubmitAppend
 from duologue.engine.duplex.core.items import ModelSpoke, Replaced, ReplicaLost
+from duologue.engine.duplex.core.rebuild import MOST_ATTEMPTS
 from duologue.engine.duplex.events import (
     ErrorRaised,
     InputCommitted,
@@ -202,16 +203,29 @@ def test_a_second_loss_while_the_session_waits_changes_nothing_but_the_epoch() -
     assert world.last(ResponseDone).status == "completed" and len(world.of(InputCommitted)) == 1
 
 
-def test_the_wait_is_bounded_and_a_resident_session_ends_then() -> None:
+@pytest.mark.parametrize(("waited_s", "ended"), [(2.9, False), (3.0, True), (3.1, True)])
+def test_the_wait_is_bounded_and_a_resident_session_ends_then(waited_s: float, ended: bool) -> None:
     world = World(MANUAL, capabilities=NATIVE, runtime=DuplexSessionRuntimeConfig(rebuild_timeout_s=3.0))
     world.apply(LOST)
-    world.advance(2.9)
+    world.advance(2.0)
     world.apply(LOST)  # does not prolong it
     assert world.core.phase == "open"
-    world.advance(0.2)
-    assert world.last(ErrorRaised).code is ErrorCode.REPLICA_UNAVAILABLE
-    world.answer_all()
-    assert world.core.phase != "open"
+    world.advance(waited_s - 2.0)
+    assert [error.code for error in world.of(ErrorRaised)] == [ErrorCode.REPLICA_UNAVAILABLE] * ended
+    assert (world.core.phase != "open") is ended
+
+
+@pytest.mark.parametrize("losses", [MOST_ATTEMPTS - 1, MOST_ATTEMPTS, MOST_ATTEMPTS + 1])
+def test_an_answer_that_each_worker_dies_of_is_not_made_for_ever(losses: int) -> None:
+    world = World(MANUAL)
+    ask(world)
+    for _ in range(losses):
+        world.apply(LOST)
+        world.apply(Replaced())
+    given_up = losses > MOST_ATTEMPTS
+    assert [error.code for error in world.of(ErrorRaised)] == [ErrorCode.REPLICA_UNAVAILABLE] * given_up
+    assert [done.status for done in world.of(ResponseDone)] == ["failed"] * losses
+    assert len(world.of(ResponseCreated)) == losses + (not given_up)
 
 
 @pytest.mark.parametrize("pinned", [False, True])

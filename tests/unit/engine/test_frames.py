@@ -95,7 +95,7 @@ def test_a_message_larger_than_the_ring_goes_inline() -> None:
     assert FrameReader(to_worker, theirs).feed(frame) == [message]
 
 
-def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_is_refused() -> None:
     _, theirs = pair()
     with pytest.raises(ValueError, match="says that it has"):
         FrameReader(to_worker).feed(b"\x7f\xff\xff\xff")
@@ -105,9 +105,18 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         FrameReader(to_worker, theirs).feed(b"\x80\x00\x00\x09" + (RING_BYTES - 8).to_bytes(8, "big"))
     with pytest.raises(ValueError):
         FrameReader(to_worker).feed(b"\x00\x00\x00\x01\xc1")
-    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 1_000)
+
+
+@pytest.mark.parametrize("extra", [-1, 0, 1])
+def test_a_message_has_a_limit(extra: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = submit(1, bytes(2_000))
+    size = len(FrameWriter().frame(message)) - 4
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", size - extra)
+    if extra <= 0:
+        assert len(FrameWriter().frame(message)) == size + 4
+        return
     with pytest.raises(FrameTooLarge, match="more than a message may have"):
-        FrameWriter().frame(submit(1, bytes(2_000)))
+        FrameWriter().frame(message)
 
 
 def test_a_message_that_is_nested_too_deeply_is_refused() -> None:

@@ -292,6 +292,15 @@ def test_remembered_keys_are_bounded_and_the_latest_survive(keys: list[str]) -> 
     assert all(table.find(key) is not None for key in latest)
 
 
+@pytest.mark.parametrize("extra", [-1, 0, 1])
+def test_so_many_keys_are_remembered(extra: int) -> None:
+    table = SessionKeys()
+    for number in range(4_096 + extra):
+        table.remember(str(number), 1)
+    assert len(table) == min(4_096, 4_096 + extra)
+    assert table.find("0") == (None if extra > 0 else 1)
+
+
 def test_delays_double_up_to_a_bound_and_start_afresh_after_a_stable_life() -> None:
     backoff = Backoff(RestartPolicy(first_s=0.5, longest_s=10.0, stable_s=30.0))
     assert [backoff.next_delay_s(1.0) for _ in range(7)] == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]

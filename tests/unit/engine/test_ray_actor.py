@@ -90,6 +90,19 @@ def test_a_full_outbox_holds_the_stage_until_it_is_fetched() -> None:
     assert most <= 7, "no more than fits was ever in it"
 
 
+@pytest.mark.parametrize("room", [1, 0, -1])
+def test_more_waits_from_the_limit_on(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``room`` bytes are left when one more output comes."""
+    probe = Outbox()
+    probe.push(1, RequestOutput(request_id="r"))
+    box = Outbox(most_bytes=probe._bytes + room)
+    box.push(1, RequestOutput(request_id="r"))
+    goes: list[bool] = []
+    monkeypatch.setattr(box._changed, "wait_for", lambda ready, timeout=None: goes.append(ready()))
+    box.push(1, RequestOutput(request_id="r"))
+    assert goes == [room > 0]
+
+
 def test_closing_frees_whoever_waits_for_room() -> None:
     box = Outbox(most_bytes=1)
     box.push(1, RequestOutput(request_id="r"))

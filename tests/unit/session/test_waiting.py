@@ -98,7 +98,7 @@ async def test_who_leaves_is_forgotten_and_those_behind_move_up(runtime: Virtual
         forget(world, "ben")
 
 
-@pytest.mark.parametrize(("waited_s", "refused"), [(29.9, False), (30.1, True)])
+@pytest.mark.parametrize(("waited_s", "refused"), [(29.9, False), (30.0, True), (30.1, True)])
 def test_nobody_waits_longer_than_the_longest_wait(waited_s: float, refused: bool) -> None:
     @virtual
     async def run(runtime: VirtualRuntime) -> None:
