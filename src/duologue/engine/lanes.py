@@ -104,7 +104,9 @@ class Lanes:
             self.run(state, job())
 
     async def close(self) -> None:
-        """Cancel what still waits."""
+        """Cancel what still waits. What has only just begun to wait takes its first step before that: a task that is
+        cancelled before it never throws anything into the job that it carries."""
+        await asyncio.sleep(0)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

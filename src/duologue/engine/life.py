@@ -127,6 +127,7 @@ class EngineLife:
         self.stopping = True
         for pool in self._pools:
             pool.stop_restarting()
+        await asyncio.sleep(0)  # what has only just been spawned begins, so that the cancel reaches what it carries
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)

@@ -5,6 +5,7 @@ Rules kept here:
 * replica ids are stable and never reused; a dead or removed replica leaves a hole, a successor gets the next id;
 * a slot is the place of one replica and its successors; slots are numbered in order and never reused either;
 * eviction never waits: a replica that is gone is out of the tables at once and taken down in the background;
+* what is being taken down is taken down whole, whatever becomes of who asked for it: a worker that hangs is killed last;
 * every wait has a bound: a start by the client, draining by ``drain_s``, a restart by its backoff.
 """
 
@@ -126,6 +127,7 @@ class ReplicaSet:
         self._started = False
         self._restarting = True
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
 
     def _new_slot(self) -> _Slot:
         return _Slot(Backoff(self._restart or RestartPolicy()))
@@ -158,7 +160,8 @@ class ReplicaSet:
         for replica in replicas:
             replica.phase = "dead"
             _wake(replica.drained)
-        await asyncio.gather(*(self._close_client(replica) for replica in replicas))
+            self._take_down(replica)
+        await asyncio.gather(*self._closing)
 
     async def _start_replica(self, slot: int) -> int:
         replica_id = self._next_id
@@ -174,12 +177,19 @@ class ReplicaSet:
         except BaseException:
             replica.phase = "dead"
             self.by_id.pop(replica_id, None)
-            await self._close_client(replica)
+            await asyncio.shield(self._take_down(replica))
             raise
         replica.phase = "ready"
         replica.ready_at = self._runtime.now()
         self.model_config = replica.client.model_config
         return replica_id
+
+    def _take_down(self, replica: Replica) -> asyncio.Task[None]:
+        """Close a replica's client, in a task that only the end of all of them cuts short."""
+        task = self._runtime.spawn(self._close_client(replica), name="replica-close")
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        return task
 
     async def _close_client(self, replica: Replica) -> None:
         try:
@@ -189,12 +199,14 @@ class ReplicaSet:
 
     def evict(self, replica: Replica, error: BaseException) -> None:
         """A replica has died: out of the tables with it, and a successor into its slot."""
-        if replica.serving and self._restarting:
-            count = len(replica.request_ids)
-            logger.error(
-                "replica %d of stage %s is gone with %d requests: %s", replica.replica_id, self._name, count, error
-            )
-            self._spawn(self._revive(replica), name=f"revive-{self._name}-{replica.slot}")
+        if replica.serving:
+            closing = self._take_down(replica)
+            if self._restarting:
+                count = len(replica.request_ids)
+                logger.error(
+                    "replica %d of stage %s is gone with %d requests: %s", replica.replica_id, self._name, count, error
+                )
+                self._spawn(self._revive(replica, closing), name=f"revive-{self._name}-{replica.slot}")
         self._drop(replica, error)
 
     def _drop(self, replica: Replica, error: BaseException) -> None:
@@ -206,8 +218,8 @@ class ReplicaSet:
             self.by_id.pop(replica.replica_id, None)
             self.owner.on_gone(replica, error)
 
-    async def _revive(self, dead: Replica) -> None:
-        await self._close_client(dead)
+    async def _revive(self, dead: Replica, closing: asyncio.Task[None]) -> None:
+        await asyncio.shield(closing)
         slot = self._slots[dead.slot]
         lived_s = self._runtime.now() - dead.ready_at
         while self._restart is not None and self._restarting and not slot.removed:
@@ -274,7 +286,7 @@ class ReplicaSet:
             finally:
                 timer.cancel()
         self._drop(replica, StageFault(ErrorCode.REPLICA_UNAVAILABLE, "it was taken out of service"))
-        await self._close_client(replica)
+        await asyncio.shield(self._take_down(replica))
 
     # ---------------------------------------------------------------- what others ask
 
