@@ -13,6 +13,7 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
+import inspect
 import types
 from collections.abc import Coroutine, Generator
 from typing import TYPE_CHECKING, TypeVar
@@ -69,7 +70,7 @@ class Lanes:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks: dict[asyncio.Task[None], Coroutine[object, object, None]] = {}
 
     def __len__(self) -> int:
         """How many jobs are waiting for something."""
@@ -104,9 +105,13 @@ class Lanes:
             self.run(state, job())
 
     async def close(self) -> None:
-        """Cancel what still waits. What has only just begun to wait takes its first step before that: a task that is
-        cancelled before it never throws anything into the job that it carries."""
-        await asyncio.sleep(0)
+        """Cancel what still waits.
+
+        A task that has not taken its first step takes it before that: cancelled earlier, it would never throw anything
+        into the job that it carries.
+        """
+        while any(inspect.getcoroutinestate(coro) == inspect.CORO_CREATED for coro in self._tasks.values()):
+            await asyncio.sleep(0)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -126,7 +131,7 @@ class Lanes:
 
     def _spawn(self, coro: Coroutine[object, object, None], name: str) -> None:
         task = self._runtime.spawn(coro, name=name)
-        self._tasks[task] = None
+        self._tasks[task] = coro
         task.add_done_callback(self._forget)
 
     def _forget(self, task: asyncio.Task[None]) -> None:

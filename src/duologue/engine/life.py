@@ -87,10 +87,7 @@ class EngineLife:
 
     async def run(self) -> None:
         """Serve until the shutdown event, then stop in order."""
-        background = [
-            self._runtime.spawn(self._guard_background(coro), name="engine-background")
-            for coro in self._hooks.background_tasks()
-        ]
+        background = [self._spawn_background(coro) for coro in self._hooks.background_tasks()]
         self._serving = True
         self._drain()
         try:
@@ -115,6 +112,11 @@ class EngineLife:
         except Exception:
             logger.exception("handling a %s message failed", type(message).__name__)
 
+    def _spawn_background(self, coro: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        task = self._runtime.spawn(self._guard_background(coro), name="engine-background")
+        task.add_done_callback(lambda _: coro.close())  # a stop may come before it has begun
+        return task
+
     async def _guard_background(self, coro: Coroutine[object, object, None]) -> None:
         try:
             await coro
@@ -127,7 +129,6 @@ class EngineLife:
         self.stopping = True
         for pool in self._pools:
             pool.stop_restarting()
-        await asyncio.sleep(0)  # what has only just been spawned begins, so that the cancel reaches what it carries
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)

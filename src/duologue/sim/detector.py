@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
 from duologue.clock import Runtime
-from duologue.engine.duplex.session.detection import SpeechAnswer, TurnAnswer
+from duologue.detect.speech import Frames, Probabilities, SpeechState
+from duologue.engine.duplex.session.detection import BatchedDetection, SpeechAnswer, TurnAnswer
 from duologue.sim.plan import Detector
-from duologue.sim.tape import loud_share
+from duologue.sim.tape import LOUD, loud_share
 from duologue.sim.trace import Trace
+
+
+class Healing(Protocol):
+    """Who stops to fail when told."""
+
+    healed: bool
 
 
 class SimDetection:
@@ -73,3 +85,37 @@ class SimStream:
     def close(self) -> None:
         """No more answers."""
         self._closed = True
+
+
+class Judge:
+    """What the engine's own detection service asks, with the same verdicts as :class:`SimDetection`, and faults alike."""
+
+    def __init__(self, plan: Detector) -> None:
+        self._plan = plan
+        self._scored = 0
+        self._judged = 0
+        self.healed = False
+
+    def score(self, batch: Sequence[tuple[SpeechState, Frames]]) -> list[Probabilities]:
+        """Loud is speech."""
+        self._scored += 1
+        if self._scored in self._plan.fails and not self.healed:
+            raise RuntimeError("the plan failed this detection")
+        loud = [(np.abs(frames) > LOUD / 32_768).mean(axis=1) > 0.2 for _, frames in batch]
+        return [np.where(frames, 0.95, 0.05).astype(np.float32) for frames in loud]
+
+    def probability(self, pcm16: bytes) -> float:
+        """By its length."""
+        self._judged += 1
+        if self._judged in self._plan.judge_fails and not self.healed:
+            raise RuntimeError("the plan failed this judgement")
+        return 0.9 if len(pcm16) // 4096 % 3 else 0.2
+
+
+def detection_of(plan: Detector, runtime: Runtime, trace: Trace) -> tuple[SimDetection | BatchedDetection, Healing]:
+    """The detection service of a deployment, and what is told when faults stop."""
+    if plan.batched:
+        judge = Judge(plan)
+        return BatchedDetection(runtime, judge, judge), judge
+    service = SimDetection(plan, runtime, trace)
+    return service, service

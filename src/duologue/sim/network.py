@@ -186,6 +186,8 @@ class ClientEnd:
         while pipe.up.unread > UP_WINDOW_BYTES and pipe.alive and not self.closed:
             self._room.clear()
             await self._room.wait()
+        if pipe.link.slow_ms:
+            await asyncio.sleep(pipe.link.slow_ms / 1000)
         if self.closed or not pipe.alive:
             code, reason = pipe.down.ended or (1006, "")
             raise SocketClosed(code, reason)
@@ -241,6 +243,8 @@ class ServerEnd(DirectTransport):
             raise SocketLostError
         self.on_send(frame)
         down.put(frame)
+        if self._pipe.link.slow_ms:
+            await asyncio.sleep(self._pipe.link.slow_ms / 1000)
 
     def abort(self) -> None:
         self._pipe.reset()
@@ -262,6 +266,8 @@ class ServerEnd(DirectTransport):
     async def asgi_send(self, message: Any) -> None:
         """Take an ASGI message."""
         pipe = self._pipe
+        if pipe.link.slow_ms:
+            await asyncio.sleep(pipe.link.slow_ms / 1000)
         match message["type"]:
             case "websocket.accept":
                 _settle(pipe.opened, "")

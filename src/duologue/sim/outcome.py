@@ -90,7 +90,7 @@ def evidence_of(world: World) -> Evidence:
                 idle_ttl_s=site.config.idle_ttl_s,
                 grace_s=site.config.disconnect_grace_s,
                 send_ahead_ms=site.config.send_ahead_ms,
-                crashed=index in crashed,
+                crashed=index in crashed or site.crashed,
                 stopped_at=site.stopped_at,
                 acted=site.acted,
             )

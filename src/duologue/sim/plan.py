@@ -95,12 +95,14 @@ Step = Say | Rest | Until | Order | Lose | Resume | Deaf | Stall | Kill | Reopen
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A client's network: delays each way, how much may be unread, and how fast the client reads (0: at once)."""
+    """A client's network: delays each way, how much may be unread, how fast the client reads (0: at once), and how long it
+    takes either side to hand a frame over."""
 
     delay_ms: int = 0
     jitter_ms: int = 0
     window_bytes: int = 32_768
     read_bytes_per_s: int = 0
+    slow_ms: int = 0
 
 
 ToolStyle = Literal["off", "once", "twice", "late", "never", "again", "mixed"]
@@ -175,6 +177,39 @@ class Errand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: str = "an errand"
     abort_ms: int | None = None
     entry: int = 0
+    companions: int = 0  # requests beside it that its second stage waits for
+    misfortune: Literal["none", "fails", "dropped"] = "none"  # of its first companion
+
+
+CallKind = Literal["chat", "spoken_chat", "heard_chat", "speech", "transcription"]
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An HTTP request at the server: its body in ``pieces`` that come ``gap_ms`` apart.
+
+    ``slow_ms`` is what the connection needs for each piece of the answer; ``leave_ms`` after the beginning the client goes
+    away. ``broken``: the body is none.
+    """
+
+    name: str
+    deployment: int = 0
+    at_ms: int
+    kind: CallKind
+    stream: bool = False
+    pieces: int = 1
+    gap_ms: int = 20
+    slow_ms: int = 0
+    leave_ms: int | None = None
+    broken: bool = False
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something that an operator does to the replicas of a stage: call into them, add one, take the first one out."""
+
+    deployment: int = 0
+    stage: int = 0
+    at_ms: int
+    what: Literal["call", "register", "unregister"]
 
 
 class ReplicaFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -224,9 +259,13 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Detector(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``delay_ms`` per verdict; the request with a number in ``fails`` fails, ``judge_fails`` likewise."""
+    """``delay_ms`` per verdict; the request with a number in ``fails`` fails, ``judge_fails`` likewise.
+
+    ``batched``: the engine's own service, which scores many sessions at once away from the loop, without a delay.
+    """
 
     delay_ms: int = 0
+    batched: bool = False
     fails: tuple[int, ...] = ()
     judge_fails: tuple[int, ...] = ()
 
@@ -262,6 +301,9 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     runtime: dict[str, RuntimeValue] = {}
     limits: dict[str, int | float] = {}
     rebuilds: bool = False  # a resident model's sessions survive the loss of a replica
+    prewarm: bool = False  # later stages are opened before their input exists
+    load_ms: int = 0  # what a replica needs to start, and to stop; clients may come earlier
+    turns: dict[str, int | float | None] = {}  # limits of HTTP requests
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -272,6 +314,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     deployments: tuple[Deployment, ...] = (Deployment(),)
     people: tuple[Person, ...] = ()
     errands: tuple[Errand, ...] = ()
+    calls: tuple[Call, ...] = ()
+    operations: tuple[Operation, ...] = ()
     replica_faults: tuple[ReplicaFault, ...] = ()
     deaths: tuple[Death, ...] = ()
     leaps: tuple[Leap, ...] = ()

@@ -173,7 +173,9 @@ def plugin_for(plan: Deployment, hooks: HookFaults, seen: Observations) -> Duple
 
 def edges_for(plan: Deployment, hooks: HookFaults) -> list[Edge]:
     """The edges of a deployment; ``edgeN`` is the hook that feeds stage N."""
-    return [] if plan.family == "resident" else [_watched(edge, hooks) for edge in SCRIPTED_EDGES]
+    if plan.family == "resident":
+        return []
+    return [msgspec.structs.replace(_watched(edge, hooks), prewarm=plan.prewarm) for edge in SCRIPTED_EDGES]
 
 
 def _watched(edge: Edge, hooks: HookFaults) -> Edge:

@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from duologue.clock import Runtime
 from duologue.engine.stages.contract import StageClient, StageSink
@@ -100,6 +101,9 @@ class SimReplica(StageClient):
         for request_id in request_ids:
             self._held.pop(request_id, None)
         await self._inner.abort(request_ids)
+
+    async def call(self, method: str, args: tuple[Any, ...]) -> object:
+        return await self._inner.call(method, args)
 
     async def close(self) -> None:
         await self._suffer(self._faults.next("close"))

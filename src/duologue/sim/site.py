@@ -18,7 +18,9 @@ from duologue.engine.duplex.messages import OutputInvalidated, SessionEventMessa
 from duologue.engine.duplex_orchestrator import DuplexOrchestrator
 from duologue.engine.messages import EngineQueueMessage, ErrorMessage, OutputMessage, Shutdown
 from duologue.engine.stage_pool import StagePool
+from duologue.config.turns import TurnLimits
 from duologue.server.app import RealtimeServer
+from duologue.server.assembly import turn_desk
 from duologue.server.engine import EngineFront, EngineHealth, PoolHealth
 from duologue.server.hello import Access
 from duologue.server.metrics import ServerMetrics
@@ -26,11 +28,11 @@ from duologue.server.models import ModelCard, ModelNames
 from duologue.server.registry import ConnectionLimits, SessionHub
 from duologue.server.transport import EXTENSION
 from duologue.sim.border import Border
-from duologue.sim.detector import SimDetection
+from duologue.sim.detector import detection_of
 from duologue.sim.loop import VirtualRuntime
 from duologue.sim.network import Pipe
 from duologue.sim.observation import Observations
-from duologue.sim.plan import Deployment, Plan
+from duologue.sim.plan import Deployment, Plan, WorkFault
 from duologue.sim.plugin import HookFaults, edges_for, plugin_for
 from duologue.sim.replica import ReplicaFaults, SimReplica
 from duologue.sim.sample import Withdrawn
@@ -68,6 +70,9 @@ class Site:
         self._keys = {key_id(person.name): person.name for person in plan.people}
         people = [person for person in plan.people if person.deployment == index]
         work = {person.name: person.work for person in people}
+        for errand in plan.errands:
+            if errand.misfortune == "fails":
+                work[f"{errand.name}-0"] = (WorkFault(stage=0, nth=1, how="raise"),)
         self.desk = StageDesk(plan.seed, self.plan, self.seen, work, prompt=not _UNEVEN & set(plan.keeps))
         self.hooks = HookFaults({person.name: person.hooks for person in people}, self.seen)
         faults = [fault for fault in plan.replica_faults if fault.deployment == index]
@@ -76,10 +81,11 @@ class Site:
             ReplicaFaults(tuple(fault for fault in faults if fault.stage == stage)) for stage in range(stages)
         ]
         self.replicas: list[list[SimReplica]] = [[] for _ in range(stages)]
-        self.detection = SimDetection(self.plan.detector, runtime, trace)
+        self.detection, self._healing = detection_of(self.plan.detector, runtime, trace)
         self.config = DuplexSessionRuntimeConfig(**self.plan.runtime)  # type: ignore[arg-type]
         self.limits = ConnectionLimits(**self.plan.limits)  # type: ignore[arg-type]
         self.stopped_at: float | None = None
+        self.crashed = False
         self._handed: dict[str, int] = {}
         self._life: asyncio.Task[None] | None = None
         self._stop: asyncio.Task[None] | None = None
@@ -103,9 +109,12 @@ class Site:
             plugin=plugin_for(plan, self.hooks, self.seen),
             duplex_session_config=self.config,
             detection=self.detection,
+            async_chunk=plan.prewarm,
         )
         self.border.watch(self.orchestrator)
         self.front.attach(_Door(self._post))
+        turns = TurnLimits(**plan.turns)  # type: ignore[arg-type]
+        self.front.serve_turns(turn_desk(self.front, self.orchestrator, turns))
         self.hub = SessionHub(
             defaults=SessionConfig(model=MODEL),
             names=ModelNames(self.front.models()),
@@ -116,7 +125,7 @@ class Site:
         )
         access = Access(tuple(self._keys.values()))
         self.server = RealtimeServer(
-            engine=self.front, hub=self.hub, access=access, runtime=runtime, metrics=ServerMetrics()
+            engine=self.front, hub=self.hub, access=access, runtime=runtime, metrics=ServerMetrics(), turns=turns
         )
 
     def _pool(self, stage: int) -> StagePool:
@@ -141,9 +150,12 @@ class Site:
         self.orchestrator.post(message)
 
     def _output(self, message: EngineQueueMessage) -> None:
-        self.border.left(message)
-        if not isinstance(message, OutputMessage | ErrorMessage):
-            self.front.outputs.put_nowait(message)
+        if isinstance(message, OutputMessage | ErrorMessage) and not message.request_id.startswith("turn-"):
+            self.border.left(message)
+            return
+        if not isinstance(message, OutputMessage | ErrorMessage):  # of an HTTP request: its caller says what came of it
+            self.border.left(message)
+        self.front.outputs.put_nowait(message)
 
     def _result(self, message: EngineQueueMessage) -> None:
         self.border.answered(message)
@@ -172,8 +184,9 @@ class Site:
     # Life
 
     async def start(self) -> None:
-        """Start the engine."""
-        await self.orchestrator.start()
+        """Start the engine. Replicas that take their time are not waited for."""
+        if not self.plan.load_ms:
+            await self.orchestrator.start()
         self._life = self.runtime.spawn(self._run(), name="engine")
         await asyncio.sleep(0)
 
@@ -207,6 +220,11 @@ class Site:
         pipe.task = task
         task.add_done_callback(lambda _: pipe.over())
 
+    def halt(self) -> None:
+        """The engine is told to stop although its server has not drained."""
+        self.stopped_at = self.trace.now()
+        self.orchestrator.post(Shutdown())
+
     async def stop(self, *, crash: bool = False) -> None:
         """Drain the server and stop the engine, once; with ``crash`` the engine fails first. Returns when it has stopped."""
         if self._stop is None:
@@ -214,9 +232,10 @@ class Site:
         await asyncio.shield(self._stop)
 
     async def _stop_all(self, *, crash: bool) -> None:
-        self.stopped_at = self.trace.now()
+        self.stopped_at = self.trace.now() if self.stopped_at is None else self.stopped_at
         if crash:
             self.trace.count("site.crash")
+            self.crashed = True
             self.orchestrator._life._fatal = _Crash()
             self.orchestrator._shutdown_event.set()
             await asyncio.sleep(1.0)
@@ -231,7 +250,7 @@ class Site:
         """From now on nothing goes wrong any more."""
         self.desk.heal()
         self.hooks.healed = True
-        self.detection.healed = True
+        self._healing.healed = True
         for faults in self._replica_faults:
             faults.healed = True
         for replicas in self.replicas:
@@ -247,6 +266,9 @@ class Site:
             "connections": self.server.connections,
             "stage_states": self.desk.open_states,
             "control": len(self.front._waiting),
+            "turns": self.server.turns.active,
+            "turn_places": self.server.turns.gate.places,
+            "turn_bytes": self.server.turns.gate.held_bytes,
             "sinks": len(self.front._sinks),
             "slots": manager.health().limit - manager.health().free,
             **{f"held.{name}": size for name, size in manager.health().held.items()},

@@ -11,8 +11,9 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from duologue.engine.stages.contract import AsyncStage, StageControl
+from duologue.engine.stages.contract import PREWARM, AsyncStage, StageControl
 from duologue.errors import ErrorCode, StageFault
 from duologue.outputs import Options, RequestOutput, Scalar, StageError, StagePrompt, StageRequest, ToolCall
 from duologue.sim.observation import Fed, Observations
@@ -23,6 +24,7 @@ from duologue.sim.tape import spoken
 RECOGNISE, ANSWER, SPEAK = 0, 1, 2
 INPUT_RATE_HZ = 16_000
 OUTPUT_RATE_HZ = 24_000
+CALL_MS = 20
 _WORDS = ("tell me a story", "what time is it", "go on", "play some jazz", "why is that", "I would like a ticket")
 _ACKNOWLEDGEMENTS = ("mm-hm", "yeah", "okay", "right")
 
@@ -148,6 +150,16 @@ class _SimStage(AsyncStage[Job]):
     def __init__(self, desk: StageDesk) -> None:
         self._desk = desk
 
+    async def load(self) -> None:
+        await _delay(self._desk.plan.load_ms)
+
+    async def shutdown(self) -> None:
+        await _delay(self._desk.plan.load_ms)
+
+    async def call(self, method: str, args: tuple[Any, ...]) -> object:
+        await _delay(CALL_MS)
+        return f"{method} {len(args)}"
+
     def open(self, request: StageRequest) -> Job:
         return self._desk.begin(self.stage_id, request)
 
@@ -212,6 +224,8 @@ class Answerer(_SimStage):
 
     async def process(self, state: Job, request: StageRequest, control: StageControl) -> AsyncIterator[RequestOutput]:
         del control
+        if request.prompt.options.get(PREWARM) is True:
+            return
         self._hear(state, request.prompt)
         if (instead := await self._desk.suffer(state, ANSWER)) is not None:
             yield instead
@@ -239,6 +253,8 @@ class Speaker(_SimStage):
     async def process(self, state: Job, request: StageRequest, control: StageControl) -> AsyncIterator[RequestOutput]:
         del control
         prompt = request.prompt
+        if prompt.options.get(PREWARM) is True:
+            return
         self._hear(state, prompt)
         if (instead := await self._desk.suffer(state, SPEAK)) is not None:
             yield instead

@@ -1,8 +1,11 @@
-"""A cancel at every await point: runs in which one command, or the loss of a task, strikes at the nth suspension.
+"""A cancel at every await point: runs in which a command, a loss or a stop strikes at the nth suspension.
 
-Where the engine and the server can be suspended is found by watching the loop, not by reading the code: every task whose code
-is theirs is counted each time it gives up the loop. Rules kept here: number and seed decide a run; ten runs share a plan, and
-the first of them only counts; what strikes is what clients and sockets can do, or what the engine does to its own tasks.
+Where engine, server and client can be suspended is found by watching the loop, not by reading the code: every task is counted
+each time it gives up the loop, and the frames under it say at which points it is suspended (:mod:`duologue.sim.suspension`).
+
+Rules kept here: number and strikes decide a run; ten runs share a plan, of which the first only counts; a strike falls while
+the task is suspended, before anything else runs; what strikes is what clients, sockets, workers and operators can do, or what
+the engine does to its own tasks.
 """
 
 from __future__ import annotations
@@ -11,47 +14,42 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
 from duologue.engine.duplex.commands import CancelInput, ClearAudio
 from duologue.engine.duplex.events import ErrorRaised, InputCleared
+from duologue.server.shell import SocketShell
+from duologue.server.transport import FRAME
 from duologue.sim.checkers import Violation, judge
 from duologue.sim.loop import VirtualRuntime
-from duologue.sim.orders import MAKERS
+from duologue.sim.orders import DUPLEX_ONLY, MAKERS
 from duologue.sim.outcome import Outcome, evidence_of
 from duologue.sim.outcome import live as simulated
-from duologue.sim.plan import (
-    Choices,
-    Deployment,
-    Detector,
-    Family,
-    Order,
-    Person,
-    Plan,
-    Reopen,
-    ReplicaFault,
-    Rest,
-    Say,
-    Step,
-    Until,
-)
+from duologue.sim.plan import Plan
 from duologue.sim.sample import Struck
+from duologue.sim.strike_plan import LATECOMER, STRUCK, WITNESS, plan_of
+from duologue.sim.suspension import suspended_at
 from duologue.sim.talker import Talker
+from duologue.sim.trace import Entry, anonymous, difference
 from duologue.sim.world import World
+from duologue.wire import encode
+from duologue.wire import server_events as wire
 
 SHARED: Final = 10
 """So many runs share a plan."""
 
 ORDERS: Final = ("cancel", "output_clear", "clear", "input_cancel", "barge_in", "signal", "close", "commit", "create")
-LOSSES: Final = ("kill", "hang_up", "task")
-OURS: Final = ("/duologue/engine/", "/duologue/server/")
-LOSABLE: Final = ("append ", "cleanup ")
-"""Tasks of a session that are cancelled by time-outs and endings, and so must stand it at any point."""
+LOSSES: Final = ("kill", "hang_up", "task", "death", "leave", "stop")
+MODES: Final = ("order", *LOSSES)
+LOSABLE: Final = ("append ", "cleanup ", "pump", "inproc-stage", "call ")
+"""Tasks that time-outs, endings and servers cancel, and that so must stand it at any point."""
+_UNNOTICED: Final = frozenset({*ORDERS, "kill", "hang_up", "leave"})
+"""What other sessions may not notice at all."""
 
 SETTLED_S: Final = 3.0
-
+TRIES: Final = 20
 
 Watch = Callable[[Coroutine[Any, Any, object]], None]
 
@@ -83,103 +81,26 @@ class Watched(Coroutine[Any, Any, object]):
         return self._coro.__await__()
 
 
-def await_point(coro: object) -> str | None:
-    """The innermost line of engine or server at which ``coro`` is suspended; ``None`` if there is none."""
-    found = None
-    step: Any = coro
-    while step is not None:
-        frame = getattr(step, "cr_frame", None) or getattr(step, "ag_frame", None) or getattr(step, "gi_frame", None)
-        if frame is not None and any(part in frame.f_code.co_filename for part in OURS):
-            name = frame.f_code.co_filename
-            found = f"{name[name.index('/duologue/') + 1 :]}:{frame.f_lineno} {frame.f_code.co_name}"
-        driven = frame.f_locals.get("coro") if frame is not None and frame.f_code.co_name == "_continue" else None
-        if driven is not None:  # begun inline, finished in a task (see `engine.lanes`)
-            step = driven
-            continue
-        step = getattr(step, "cr_await", None) or getattr(step, "ag_await", None) or getattr(step, "gi_yieldfrom", None)
-    return found
-
-
 class Strike(msgspec.Struct, frozen=True):
-    """``what`` happens when the tasks of engine and server have been suspended ``at`` times."""
+    """``what`` happens when tasks have been suspended ``at`` times, or as soon after that as it can."""
 
     at: int
     what: str
     pick: int = 0
 
 
-def plan_of(seed: int) -> Plan:
-    """A short conversation over stages and detectors that take their time, so that there is much to wait for."""
-    dice = random.Random(f"strike:{seed}")
-    ga = dice.random() < 0.25
-    families: tuple[Family, ...] = ("ephemeral", "ephemeral", "resident")
-    family = dice.choice(families)
-    manual = family == "ephemeral" and dice.random() < 0.3
-    detectors: tuple[Literal["server_vad", "semantic_vad"], ...] = ("server_vad", "semantic_vad")
-    detection = None if manual else dice.choice(detectors)
-    deployment = Deployment(
-        family=family,
-        streams_input=dice.random() < 0.5,
-        text_turns=dice.random() < 0.8,
-        transcribes=dice.random() < 0.8,
-        transit_ms=dice.choice((0, 1, 15)),
-        think_ms=(5, 40),
-        sentences=(1, 3),
-        sentence_ms=(200, 1_200),
-        detector=Detector(delay_ms=dice.choice((0, 7))),
-        runtime={
-            "max_sessions": 1,
-            "disconnect_grace_s": 1.0,
-            "reaper_interval_s": 0.5,
-            "idle_ttl_s": 20.0,
-            "submit_timeout_s": 2.0,
-            "close_timeout_s": 2.0,
-        },
-    )
-    stages = 1 if family == "resident" else 3
-    slow = tuple(
-        ReplicaFault(stage=stage, operation=operation, nth=nth, how="slow", ms=dice.choice((1, 10, 60)))
-        for stage in range(stages)
-        for operation in ("submit", "update", "abort")
-        for nth in range(1, 13)
-        if dice.random() < 0.6
-    )
-    said = Say(loud_ms=320, quiet_ms=700, chunk_bytes=6_400)
-    over = Say(loud_ms=400, quiet_ms=900, chunk_bytes=6_400)
-    steps: list[Step] = [said]
-    if not manual:
-        steps += [Rest(ms=dice.choice((50, 300, 900))), over]
-    steps += [Until(moment="done", limit_ms=2_000), Reopen(), said]
-    hands: tuple[Step, ...] = ()
-    if manual:
-        hands = (Rest(ms=700), *_commits(dice))
-    person = Person(
-        name="ann",
-        dialect="ga" if ga else "duplex",
-        choices=Choices(detection=detection, auto_response=family == "resident" and dice.random() < 0.5),
-        voice=tuple(steps),
-        hands=hands,
-        leave=dice.choice(("close", "hang_up")),
-    )
-    return Plan(
-        seed=seed, shuffle=dice.random() < 0.5, deployments=(deployment,), people=(person,), replica_faults=slow
-    )
-
-
-def _commits(dice: random.Random) -> tuple[Step, ...]:
-    return (Order(name="commit", pick=1), Rest(ms=dice.choice((20, 400))), Order(name="create"), Rest(ms=500))
-
-
 class Suspensions:
-    """Counts where tasks of engine and server give up the loop, and strikes once."""
+    """Counts where tasks give up the loop, and strikes. ``record``: note the points at which they are suspended, too."""
 
-    def __init__(self, world: World, strike: Strike | None) -> None:
+    def __init__(self, world: World, strikes: tuple[Strike, ...], *, record: bool) -> None:
         self.world = world
-        self.strike = strike
+        self.record = record
         self.count = 0
         self.points: dict[str, list[int]] = {}
-        self.losable: list[int] = []
-        self.struck = ""
+        self.losable: set[int] = set()
+        self.connected: set[int] = set()
+        self.struck: list[tuple[str, tuple[str, ...]]] = []
+        self._left = list(strikes)
 
     def wrap(self, coro: Coroutine[Any, Any, object]) -> Coroutine[Any, Any, object]:
         """What the loop makes a task of, in place of ``coro``."""
@@ -187,52 +108,157 @@ class Suspensions:
 
     def suspended(self, coro: Coroutine[Any, Any, object]) -> None:
         """A task has just given up the loop."""
-        task = asyncio.current_task()
-        if task is None or task.get_name() == "inproc-stage" or (point := await_point(coro)) is None:
-            return
-        talker = self.world.talkers[0] if self.world.talkers else None
-        if talker is None or talker.pipe is None or not talker.pipe.alive:
-            return
         self.count += 1
-        self.points.setdefault(point, []).append(self.count)
-        if task.get_name().startswith(LOSABLE):
-            self.losable.append(self.count)
-        strike = self.strike
-        if strike is None or self.struck or self.count < strike.at:
-            return
-        if strike.what != "task" or task.get_name().startswith(LOSABLE):
-            self.struck = point
-            self.world.runtime.loop.call_soon(self._strike, strike, talker, task)
+        if self.record:
+            self._note(coro)
+        if self._left and self.count >= self._left[0].at and self.world.talkers:
+            self._try(self._left[0], coro)
 
-    def _strike(self, strike: Strike, talker: Talker, task: asyncio.Task[object]) -> None:
+    def _note(self, coro: object) -> None:
+        for name in suspended_at(coro):
+            self.points.setdefault(name, []).append(self.count)
+        task = asyncio.current_task()
+        if task is not None and task.get_name().startswith(LOSABLE):
+            self.losable.add(self.count)
+        if self.world.talkers and _shell(self.world, self.world.talkers[0]) is not None:
+            self.connected.add(self.count)
+
+    def _try(self, strike: Strike, coro: object) -> None:
+        task = asyncio.current_task()
+        points = tuple(suspended_at(coro))
+        if task is None or not points:
+            return
+        del self._left[0]
+        if not _STRIKES.get(strike.what, _order)(self.world, strike, task):
+            self._left.insert(0, strike)
+            return
         runtime = self.world.runtime
+        self.struck.append((strike.what, points))
         self.world.trace.note("world", "strike", strike.what)
         self.world.trace.count(f"strike.{strike.what}")
-        match strike.what:
-            case "kill":
-                talker._kill()
-            case "hang_up":
-                if talker.attempt is not None:
-                    talker.attempt.lost = True
-                talker.hang_up()
-            case "task":
-                task.cancel()
-            case order:
-                talk = talker.talk
-                talker._drop_in(MAKERS[order](talk, strike.pick, talk.next_id()))
         runtime.call_at(runtime.now() + SETTLED_S, self._look)
 
     def _look(self) -> None:
-        """Nothing that was started before may still be at a stage unless the session knows it."""
+        """Nothing that sessions started before may still be at a stage unless its session knows it."""
         for site in self.world.sites:
             known: set[str] = set()
             for attachment in site.hub.sessions:
                 runner = site.orchestrator.session_manager.runner(attachment.session_id)
                 if runner is not None:
                     known.update(runner.session.live_request_ids())
-            left = tuple(name for name in site.orchestrator.request_states if name not in known)
+            states = site.orchestrator.request_states
+            left = tuple(name for name, state in states.items() if state.session_owned and name not in known)
             if site.stopped_at is None:
                 site.seen.samples.append(Struck(SETTLED_S, left))
+
+
+# What strikes. Each returns whether it could: the suspended task goes on only after it.
+
+
+def _order(world: World, strike: Strike, task: asyncio.Task[object]) -> bool:
+    """The server reads a command at this very moment."""
+    del task
+    talker = world.talkers[0]
+    shell = _shell(world, talker)
+    if shell is None or (talker.talk.dialect == "ga" and strike.what in DUPLEX_ONLY):
+        return False
+    frame = encode(MAKERS[strike.what](talker.talk, strike.pick, talker.talk.next_id()))
+    world.trace.note(STRUCK, "out", frame)
+    assert talker.pipe is not None
+    talker.pipe.server.on_frame(frame)
+    shell._take({"type": "websocket.receive", FRAME: frame})
+    shell._wake.set()
+    return True
+
+
+def _shell(world: World, talker: Talker) -> SocketShell | None:
+    """The struck client's, if it reads, has heard from this client, and left nothing of it unread that a command would
+    overtake."""
+    pipe, attempt = talker.pipe, talker.attempt
+    if pipe is None or attempt is None or not pipe.alive or pipe.up.unread:
+        return None
+    if not talker.talk.read or talker.talk.read[-1].connection != attempt.number:
+        return None
+    for shell in world.site(talker.person.deployment).server._shells:
+        if shell._transport is pipe.server:
+            return shell if shell.connection.reads and not shell._over else None
+    return None
+
+
+def _kill(world: World, strike: Strike, task: asyncio.Task[object]) -> bool:
+    del strike, task
+    talker = world.talkers[0]
+    if talker.pipe is None or not talker.pipe.alive:
+        return False
+    talker._kill()
+    return True
+
+
+def _hang_up(world: World, strike: Strike, task: asyncio.Task[object]) -> bool:
+    del strike, task
+    talker = world.talkers[0]
+    if talker.pipe is None or not talker.pipe.alive:
+        return False
+    if talker.attempt is not None:
+        talker.attempt.lost = True
+    talker.hang_up()
+    return True
+
+
+def _task(world: World, strike: Strike, task: asyncio.Task[object]) -> bool:
+    del strike
+    name = task.get_name()
+    if not name.startswith(LOSABLE):
+        return False
+    for caller in world.callers:
+        caller.disturbed = caller.disturbed or name in ("inproc-stage", f"call {caller.call.name}")
+    task.cancel()
+    return True
+
+
+def _death(world: World, strike: Strike, task: asyncio.Task[object]) -> bool:
+    del task
+    alive = [replica for replicas in world.sites[0].replicas for replica in replicas if replica.healthy]
+    if not alive:
+        return False
+    for caller in world.callers:
+        caller.disturbed = True
+    alive[strike.pick % len(alive)].die("a strike killed this replica")
+    return True
+
+
+def _leave(world: World, strike: Strike, task: asyncio.Task[object]) -> bool:
+    del task
+    there = [caller for caller in world.callers if caller.task is not None and not caller.task.done()]
+    if not there:
+        return False
+    there[strike.pick % len(there)].leave()
+    return True
+
+
+def _stop(world: World, strike: Strike, task: asyncio.Task[object]) -> bool:
+    """In order, or the engine before its server, or by a fault of the engine."""
+    del task
+    site = world.sites[0]
+    if site.stopped_at is not None:
+        return False
+    if strike.pick % 3 == 1:
+        site.halt()
+    world.runtime.spawn(site.stop(crash=strike.pick % 3 == 2), name="misfortune")
+    return True
+
+
+_STRIKES: Final[dict[str, Callable[[World, Strike, asyncio.Task[object]], bool]]] = {
+    "kill": _kill,
+    "hang_up": _hang_up,
+    "task": _task,
+    "death": _death,
+    "leave": _leave,
+    "stop": _stop,
+}
+
+
+# Judging
 
 
 def _acknowledged(world: World) -> list[Violation]:
@@ -252,13 +278,29 @@ def _acknowledged(world: World) -> list[Violation]:
     return found
 
 
-def live(plan: Plan, strike: Strike | None) -> tuple[Outcome, Suspensions | None]:
-    """Run a plan with a strike (``None``: only count), and judge it as every simulated run is judged."""
+def _served(world: World) -> list[Violation]:
+    """Who comes when all is over opens a session and is answered."""
+    for talker in world.talkers:
+        if talker.person.name != LATECOMER or world.sites[0].stopped_at is not None:
+            continue
+        done = (heard.event for heard in talker.talk.heard if isinstance(heard.event, wire.ResponseDone))
+        if not any(event.response.status == "completed" for event in done):
+            return [Violation("L1", f"who came after the strike was not answered: {talker.talk.refused}")]
+    return []
+
+
+def live(
+    plan: Plan, *strikes: Strike, record: bool | None = None, seen_before: list[Entry] | None = None
+) -> tuple[Outcome, Suspensions | None]:
+    """Run a plan with strikes, and judge it as every simulated run is judged.
+
+    ``record`` (by default without a strike): note the points. ``seen_before``: what the witness saw of the run without.
+    """
     begin = time.process_time()
     made: list[Suspensions] = []
 
     def watched(runtime: VirtualRuntime, world: World) -> None:
-        watch = Suspensions(world, strike)
+        watch = Suspensions(world, strikes, record=not strikes if record is None else record)
         made.append(watch)
         runtime.loop.wrap = watch.wrap
 
@@ -267,11 +309,12 @@ def live(plan: Plan, strike: Strike | None) -> tuple[Outcome, Suspensions | None
     counts: dict[str, int] = {}
     digest = ""
     if watch is not None and world is not None:
-        violations += judge(evidence_of(world)) + _acknowledged(world)
+        violations += judge(evidence_of(world)) + _acknowledged(world) + _served(world)
         digest = world.trace.digest()
         counts = dict(world.trace.counts)
-        if watch.struck:
-            counts[f"at {watch.struck}"] = 1
+        if seen_before and all(what in _UNNOTICED for what, _ in watch.struck):
+            noticed = difference(seen_before, witness(world))
+            violations += [] if noticed is None else [Violation("B23", f"{WITNESS} noticed the strike: {noticed}")]
     outcome = Outcome(
         seed=plan.seed,
         digest=digest,
@@ -283,47 +326,106 @@ def live(plan: Plan, strike: Strike | None) -> tuple[Outcome, Suspensions | None
     return outcome, watch
 
 
-def group(number: int) -> list[tuple[Strike | None, Outcome]]:
-    """The runs that share plan ``number``: one that counts, and the others with a strike each.
+def witness(world: World) -> list[Entry]:
+    """What the witness saw and sent."""
+    return anonymous(world.trace.of(WITNESS))
 
-    Rare await points are struck as often as those at which every frame waits.
+
+class Run(msgspec.Struct, frozen=True):
+    """One run of a group: its strikes, what came of it, and the points at which something was suspended, if noted."""
+
+    strikes: tuple[Strike, ...]
+    outcome: Outcome
+    struck: tuple[tuple[str, tuple[str, ...]], ...]
+    reached: dict[str, int] = {}
+
+
+def _run(plan: Plan, *strikes: Strike, record: bool, seen_before: list[Entry] | None) -> tuple[Run, Suspensions | None]:
+    outcome, watch = live(plan, *strikes, record=record, seen_before=seen_before)
+    reached = {} if watch is None else {name: len(counts) for name, counts in watch.points.items()}
+    struck = () if watch is None else tuple(watch.struck)
+    return Run(strikes, outcome, struck, reached), watch
+
+
+def group(number: int) -> list[Run]:
+    """The runs that share plan ``number``: one that counts, one that goes on counting after its strike, the others.
+
+    Rare await points are struck as often as those at which every frame waits. The last runs strike twice.
     """
     plan = plan_of(number)
-    outcome, watch = live(plan, None)
-    runs: list[tuple[Strike | None, Outcome]] = [(None, outcome)]
-    points = sorted(watch.points.items()) if watch is not None else []
-    losable = watch.losable if watch is not None else []
     dice = random.Random(f"strikes:{number}")
-    for _ in range(SHARED - 1 if points else 0):
-        _, counts = dice.choice(points)
-        what = dice.choice(LOSSES) if dice.random() < 0.35 else dice.choice(ORDERS)
-        if what == "task":
-            counts = losable or counts
-        strike = Strike(dice.choice(counts), what, dice.randrange(12))
-        runs.append((strike, live(plan, strike)[0]))
+    first, watch = _run(plan, record=True, seen_before=None)
+    runs = [first]
+    if watch is None or not watch.points:
+        return runs
+    seen = witness(watch.world)
+    second, after = _run(plan, _draw(dice, watch), record=True, seen_before=seen)
+    runs.append(second)
+    later = {} if after is None else _later(after, second.strikes[0].at)
+    for index in range(SHARED - 2):
+        strikes = (_draw(dice, watch),)
+        if later and after is not None and index >= SHARED - 4:
+            strikes = (*second.strikes, _draw(dice, after, later))
+        runs.append(_run(plan, *strikes, record=False, seen_before=seen)[0])
     return runs
 
 
+def _later(watch: Suspensions, at: int) -> dict[str, list[int]]:
+    """Points at which something was suspended after the strike."""
+    later = {name: [count for count in counts if count > at] for name, counts in watch.points.items()}
+    return {name: counts for name, counts in later.items() if counts}
+
+
+def _draw(dice: random.Random, watch: Suspensions, points: dict[str, list[int]] | None = None) -> Strike:
+    """A strike at some point, of a kind that is possible when something is suspended there."""
+    places = sorted((points or watch.points).items())
+    what, counts = "death", places[0][1]
+    for _ in range(TRIES):
+        _, counts = dice.choice(places)
+        what = dice.choice(LOSSES) if dice.random() < 0.45 else dice.choice(ORDERS)
+        if what == "task":
+            possible = [count for count in counts if count in watch.losable]
+        elif what == "leave":
+            possible = counts if watch.world.callers else []
+        elif what in ("death", "stop"):
+            possible = counts
+        else:
+            possible = [count for count in counts if count in watch.connected]
+        if possible:
+            return Strike(dice.choice(possible), what, dice.randrange(12))
+    return Strike(dice.choice(counts), "death", dice.randrange(12))
+
+
 class Progress(msgspec.Struct, kw_only=True):
-    """How far a long run has come: plans done, runs, what struck, and at how many places."""
+    """How far a long run has come: plans, runs, what struck, and at which points how often.
+
+    ``reached``: in how many recorded runs something was suspended there; ``points``: strikes by point and mode.
+    """
 
     plans: int = 0
     runs: int = 0
     cpu_s: float = 0.0
     strikes: dict[str, int] = {}
-    points: dict[str, int] = {}
+    reached: dict[str, int] = {}
+    points: dict[str, dict[str, int]] = {}
     failures: list[str] = []
 
-    def add(self, number: int, strike: Strike | None, outcome: Outcome) -> None:
+    def add(self, number: int, run: Run) -> None:
         """One more run of plan ``number``."""
         self.runs += 1
-        self.cpu_s += outcome.cpu_s
-        for name, count in outcome.counts.items():
-            kind, _, rest = name.partition(" " if name.startswith("at ") else ".")
-            table = {"at": self.points, "strike": self.strikes}.get(kind)
-            if table is not None:
-                table[rest] = table.get(rest, 0) + count
-        self.failures += [f"plan {number}, {strike}: {found.rule}: {found.text}" for found in outcome.violations]
+        self.cpu_s += run.outcome.cpu_s
+        for name in run.reached:
+            self.reached[name] = self.reached.get(name, 0) + 1
+        for what, points in run.struck:
+            self.strikes[what] = self.strikes.get(what, 0) + 1
+            mode = what if what in LOSSES else "order"
+            for name in points:
+                modes = self.points.setdefault(name, {})
+                modes[mode] = modes.get(mode, 0) + 1
+        strikes = ", ".join(f"Strike({strike.at}, {strike.what!r}, {strike.pick})" for strike in run.strikes)
+        self.failures += [
+            f"plan {number}, {strikes or 'no strike'}: {found.rule}: {found.text}" for found in run.outcome.violations
+        ]
 
 
 def storm(
@@ -332,8 +434,8 @@ def storm(
     """Go on until ``runs`` runs are done in all, or ``minutes`` have passed; ``saved`` is called after each plan."""
     begin = time.monotonic()
     while progress.runs < runs and (minutes is None or time.monotonic() - begin < minutes * 60):
-        for strike, outcome in group(progress.plans):
-            progress.add(progress.plans, strike, outcome)
+        for run in group(progress.plans):
+            progress.add(progress.plans, run)
         progress.plans += 1
         saved(progress)
     return progress

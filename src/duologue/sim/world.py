@@ -11,11 +11,20 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Final
 
-from duologue.engine.messages import AbortRequest, AddRequest, StreamingUpdate
+from duologue.engine.messages import (
+    AbortRequest,
+    AddCompanionRequest,
+    AddRequest,
+    CollectiveRpc,
+    RegisterReplica,
+    StreamingUpdate,
+    UnregisterReplica,
+)
 from duologue.outputs import StagePrompt
+from duologue.sim.caller import Caller
 from duologue.sim.library import LibraryTalker
 from duologue.sim.loop import START_S, VirtualRuntime
-from duologue.sim.plan import Death, Errand, Leap, Person, Plan, Shutdown, Strike
+from duologue.sim.plan import Death, Errand, Leap, Operation, Person, Plan, Shutdown, Strike
 from duologue.sim.sample import Idle
 from duologue.sim.site import Site
 from duologue.sim.talker import Talker
@@ -26,6 +35,7 @@ REST_S: Final = 150.0  # beside the time-outs of the sessions: sockets that went
 IDLE_AFTER_S: Final = 18.0  # before the shortest idle time-out
 POLL_S: Final = 0.5
 PATIENCE_POLLS: Final = 200  # of a tenth of a second: so long somebody waits for an errand that has been sent whole
+DRAIN_S: Final = 2.0
 
 
 @dataclass(slots=True)
@@ -37,6 +47,7 @@ class World:
     trace: Trace = field(init=False)
     sites: list[Site] = field(init=False)
     talkers: list[Talker] = field(default_factory=list)
+    callers: list[Caller] = field(default_factory=list)
     left_over: list[str] = field(default_factory=list)
     healed_at: float = 0.0
 
@@ -59,6 +70,10 @@ class World:
             await site.start()
         misfortunes = [self.runtime.spawn(coro, name="misfortune") for coro in self._misfortunes()]
         errands = [self.runtime.spawn(self._run_errand(errand), name="errand") for errand in self.plan.errands]
+        operations = [self._operate(number, operation) for number, operation in enumerate(self.plan.operations)]
+        errands += [self.runtime.spawn(coro, name="operation") for coro in operations]
+        self.callers = [Caller(self, call) for call in self.plan.calls]
+        errands += [self.runtime.spawn(caller.run(), name="caller") for caller in self.callers]
         self.talkers = [_talker(self, person) for person in self.plan.people]
         work = [self.runtime.spawn(talker.run(), name=f"talker {talker.person.name}") for talker in self.talkers]
         if work or errands:
@@ -184,9 +199,23 @@ class World:
         last = errand.pieces - 1
         prompt = StagePrompt(text=errand.text, final=last == 0)
         self.trace.count("errand")
+        companions = {f"{errand.name}-{number}": f"role{number}" for number in range(errand.companions)}
         post(
-            AddRequest(request_id=errand.name, prompt=prompt, entry_stage_id=errand.entry, resumable=errand.pieces > 1)
+            AddRequest(
+                request_id=errand.name,
+                prompt=prompt,
+                entry_stage_id=errand.entry,
+                resumable=errand.pieces > 1,
+                companion_roles=tuple(companions.values()),
+            )
         )
+        for name, role in companions.items():
+            await asyncio.sleep(errand.gap_ms / 1000)
+            beside = StagePrompt(text=f"{errand.text}, {role}", final=True)
+            post(AddCompanionRequest(request_id=name, parent_id=errand.name, role=role, prompt=beside))
+        if errand.misfortune == "dropped":
+            await asyncio.sleep(0.005)
+            post(AbortRequest(request_ids=tuple(companions)[:1], control_id=f"drop-{errand.name}"))
         if errand.abort_ms is not None:
             await asyncio.sleep(errand.abort_ms / 1000)
             post(AbortRequest(request_ids=(errand.name,), control_id=f"abort-{errand.name}"))
@@ -202,6 +231,29 @@ class World:
         # No deadline is the engine's: whoever asked gives up, and takes the request back as it goes.
         self.trace.count("errand.given_up")
         post(AbortRequest(request_ids=(errand.name,), control_id=f"give-up-{errand.name}"))
+
+    async def _operate(self, number: int, operation: Operation) -> None:
+        await asyncio.sleep(operation.at_ms / 1000)
+        site, control_id = self.sites[operation.deployment], f"operation-{number}"
+        if site.stopped_at is not None:
+            return
+        self.trace.count(f"operation.{operation.what}")
+        stage = operation.stage
+        match operation.what:
+            case "call":
+                site.orchestrator.post(CollectiveRpc(control_id=control_id, method="ping", stage_ids=(stage,)))
+            case "register":
+                site.orchestrator.post(RegisterReplica(control_id=control_id, stage_id=stage))
+            case "unregister":
+                first = min(site.orchestrator.stage_pools[stage].live_replica_ids, default=0)
+                site.orchestrator.post(
+                    UnregisterReplica(control_id=control_id, stage_id=stage, replica_id=first, drain_s=DRAIN_S)
+                )
+        for _ in range(100):
+            if control_id in site.seen.answers or site.stopped_at is not None:
+                return
+            await asyncio.sleep(0.1)
+        self.left_over.append(f"{operation.what} was not answered")
 
 
 def _time_outs(site: Site) -> float:

@@ -8,22 +8,19 @@ from collections.abc import Sequence
 import pytest
 
 from duologue.engine.lanes import Lanes
-from duologue.engine.messages import Shutdown
+from duologue.engine.life import EngineLife, LifeHooks
 from duologue.engine.replicas import Replica, ReplicaSet
 from duologue.engine.stages.contract import StageClient, StageSink
 from duologue.engine.stages.inproc import DEFAULT_SAMPLING, UNKNOWN_MODEL
 from duologue.engine.stages.supervisor import RestartPolicy
 from duologue.outputs import RequestOutput, StageRequest
-from duologue.sim.loop import VirtualRuntime, virtual
-from tests.unit.engine.rig import Rig, StageSpec
+from duologue.sim.loop import VirtualRuntime, run, virtual
 
 CLOSE_S = 3.0
 DEATH = ConnectionError("killed")
 
 
-@virtual
-async def test_a_job_that_has_just_begun_to_wait_may_clean_up(runtime: VirtualRuntime) -> None:
-    """Thrown away before the first step of its task, it would never hear of the stop."""
+async def _job_cut_short(runtime: VirtualRuntime) -> None:
     lanes = Lanes(runtime)
     seen: list[str] = []
 
@@ -41,13 +38,37 @@ async def test_a_job_that_has_just_begun_to_wait_may_clean_up(runtime: VirtualRu
     assert len(lanes) == 0
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_job_that_has_just_begun_to_wait_may_clean_up(seed: int) -> None:
+    """Thrown away before the first step of its task, it would never hear of the stop."""
+    run(_job_cut_short, seed=seed, shuffle=True)
+
+
 @virtual
 async def test_an_engine_that_is_told_to_stop_before_it_serves_drops_nothing(runtime: VirtualRuntime) -> None:
-    rig = Rig(runtime, [StageSpec()])
-    await rig.orchestrator.start()
-    rig.orchestrator.post(Shutdown())
-    await rig.orchestrator.run()
-    assert rig.leftovers() == {}
+    seen: list[str] = []
+
+    async def background() -> None:
+        seen.append("begun")
+        try:
+            await asyncio.sleep(60)
+        finally:
+            seen.append("ended")
+
+    async def nothing(*_: object) -> bool:
+        return True
+
+    async def over(*_: object) -> None:
+        pass
+
+    shutdown = asyncio.Event()
+    hooks = LifeHooks(
+        dispatch=nothing, background_tasks=lambda: [background()], shutdown_extensions=over, fail_all=over
+    )
+    life = EngineLife(runtime=runtime, pools=[], lanes=Lanes(runtime), shutdown=shutdown, hooks=hooks)
+    shutdown.set()
+    await life.run()
+    assert seen in ([], ["begun", "ended"])
 
 
 class _Slow(StageClient):

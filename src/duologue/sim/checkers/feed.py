@@ -33,6 +33,7 @@ _INPUT_ORDERS = frozenset(
 )
 _ENDS_INPUT = (CommitAudio, ClearAudio, BargeIn, CancelInput, CloseSession)
 _LEAVES_INPUT = (AppendAudio, AckPlayback, CloseSession, CreateItem, RetrieveItem)
+_TAKES_INPUT = (CommitAudio, ClearAudio, BargeIn, CancelInput)
 MAX_TURNS = 8
 _PADDING = b"\0" * 8
 _SHORT_BYTES = 64  # as much stands somewhere by accident
@@ -177,6 +178,7 @@ def _plain(session: SessionEvidence, person: Person, talk: Conversation) -> bool
     choices = talk.choices
     steps = (*person.voice, *person.hands)
     orders = {step.name for step in steps if isinstance(step, Order)}
+    commands = session.site.seen.commands.get(session.session_id, ())
     return (
         session.undisturbed
         and session.site.plan.family == "ephemeral"
@@ -184,6 +186,7 @@ def _plain(session: SessionEvidence, person: Person, talk: Conversation) -> bool
         and choices.detection is not None
         and not (person.hooks or person.work or person.library)
         and not orders & _INPUT_ORDERS
+        and not any(isinstance(command, _TAKES_INPUT) for _, command in commands)
         and all(_natural(step) for step in person.voice if isinstance(step, Say))
         and not {"stall", "slow_link", "tiny", "kill"} & _troubles(steps)
     )

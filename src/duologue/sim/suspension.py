@@ -1,0 +1,156 @@
+"""Await points: all that the code of engine, server and client has, and at which of them a coroutine is suspended now.
+
+Rules kept here: what there is comes from the syntax tree, where something is suspended comes from its frames; a point is named
+by what it waits for and never by its line, so that names outlive edits elsewhere in a file; a coroutine that is suspended is
+suspended at every await on the way to the innermost one.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType
+from typing import Any, Final
+
+import duologue
+
+PACKAGES: Final = ("engine", "server", "client")
+_ROOT: Final = Path(duologue.__file__).parent
+_LONGEST_NAME: Final = 72
+_LINKS: Final = (AsyncGeneratorType, CoroutineType)
+
+Place = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One ``await``, ``async for`` or ``async with``. ``begin`` and ``end`` are lines and columns of what it waits for."""
+
+    file: str
+    function: str
+    what: str
+    begin: Place
+    end: Place
+
+    @property
+    def name(self) -> str:
+        """For people and tables."""
+        return f"{self.file} {self.function}: {self.what}"
+
+
+def _header(node: ast.AST) -> tuple[str, Place] | None:
+    """What a node waits for and where its head ends; ``None`` if it does not wait."""
+    match node:
+        case ast.Await(value=ast.Call(func=function)):
+            return f"{ast.unparse(function)}()", _end(node)
+        case ast.Await(value=value):
+            return ast.unparse(value), _end(node)
+        case ast.AsyncFor(iter=source):
+            return f"async for {ast.unparse(source)}", _end(source)
+        case ast.AsyncWith(items=items):
+            what = ", ".join(ast.unparse(item.context_expr) for item in items)
+            return f"async with {what}", _end(items[-1].optional_vars or items[-1].context_expr)
+        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp() if any(
+            generator.is_async for generator in node.generators
+        ):
+            return ast.unparse(node), _end(node)
+        case _:
+            return None
+
+
+def _end(node: ast.expr) -> Place:
+    assert node.end_lineno is not None and node.end_col_offset is not None
+    return node.end_lineno, node.end_col_offset
+
+
+def _points(tree: ast.Module, file: str) -> Iterator[Point]:
+    taken: dict[tuple[str, str], int] = {}
+
+    def visit(node: ast.AST, inside: str) -> Iterator[Point]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                yield from visit(child, f"{inside}.{child.name}" if inside else child.name)
+                continue
+            if (found := _header(child)) is not None:
+                what, end = found
+                what = what if len(what) <= _LONGEST_NAME else f"{what[: _LONGEST_NAME - 3]}..."
+                number = taken[inside, what] = taken.get((inside, what), 0) + 1
+                what = what if number == 1 else f"{what} ({number})"
+                yield Point(file, inside, what, (child.lineno, child.col_offset), end)  # type: ignore[attr-defined]
+            yield from visit(child, inside)
+
+    yield from visit(tree, "")
+
+
+@cache
+def _of_file(file: str) -> tuple[Point, ...]:
+    return tuple(_points(ast.parse((_ROOT / file).read_text(encoding="utf-8")), file))
+
+
+@cache
+def catalogue() -> tuple[Point, ...]:
+    """Every await point of :data:`PACKAGES`, in the order of files and lines."""
+    files = [path for package in PACKAGES for path in sorted((_ROOT / package).rglob("*.py"))]
+    return tuple(point for path in files for point in _of_file(path.relative_to(_ROOT).as_posix()))
+
+
+@cache
+def _watched(filename: str) -> str | None:
+    """The file of a code object below the package, if its await points are listed."""
+    try:
+        file = Path(filename).relative_to(_ROOT)
+    except ValueError:
+        return None
+    return file.as_posix() if file.parts[0] in PACKAGES else None
+
+
+@cache
+def _at(code: CodeType, instruction: int) -> str | None:
+    """The name of the point of one instruction; ``None`` outside of the listed packages."""
+    file = _watched(code.co_filename)
+    if file is None:
+        return None
+    for index, (line, _, column, _) in enumerate(code.co_positions()):
+        if index * 2 == instruction and line is not None and column is not None:
+            around = [point for point in _of_file(file) if point.begin <= (line, column) < point.end]
+            return max(around, key=lambda point: point.begin).name if around else None
+    return None
+
+
+def _frame(step: Any) -> FrameType | None:
+    for name in ("cr_frame", "ag_frame", "gi_frame"):
+        frame: FrameType | None = getattr(step, name, None)
+        if frame is not None:
+            return frame
+    return None
+
+
+def _next(step: Any, frame: FrameType | None) -> Any:
+    """What ``step`` waits for, if that is code again."""
+    if frame is not None and frame.f_code.co_name == "_continue":
+        return frame.f_locals.get("coro")  # begun inline, finished in a task (see `engine.lanes`)
+    for name in ("cr_await", "ag_await", "gi_yieldfrom"):
+        following = getattr(step, name, None)
+        if following is not None:
+            return following
+    if frame is None:  # a step of an asynchronous generator, or what `__await__` made of a coroutine
+        return next((link for link in gc.get_referents(step) if isinstance(link, _LINKS)), None)
+    return None
+
+
+def suspended_at(coro: object) -> list[str]:
+    """Names of the points at which ``coro`` is suspended, outermost first."""
+    found: list[str] = []
+    step: Any = coro
+    while step is not None:
+        frame = _frame(step)
+        if frame is not None:
+            name = _at(frame.f_code, frame.f_lasti)
+            if name is not None and (not found or found[-1] != name):
+                found.append(name)
+        step = _next(step, frame)
+    return found
