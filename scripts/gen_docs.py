@@ -19,6 +19,7 @@ import limits_of_stages as stage_limits
 from duologue.config.schema import Group, groups
 from duologue.engine.duplex.core.tables import TABLES
 from duologue.errors import ERRORS, Fault
+from duologue.sim import suspension
 from duologue.sim.invariants import table as invariants
 from duologue.wire.decoder import DUPLEX_CLIENT_TYPES, GA_CLIENT_TYPES
 from duologue.wire.server_events import DuplexServerEvent, GaServerEvent
@@ -138,8 +139,26 @@ def _amount(limit: limit_tables.Limit) -> str:
     return f"{number:,} {limit.unit}" if isinstance(number, int) else f"{number:g} {limit.unit}"
 
 
+def await_points() -> str:
+    """How many await points each file has, and at how many of them simulated runs are suspended."""
+    counts: dict[str, list[int]] = {}
+    for point in suspension.catalogue():
+        row = counts.setdefault(point.file, [0, 0])
+        row[0] += 1
+        row[1] += suspension.elsewhere(point.name) is None
+    lines = ["| file | await points | suspended and struck in simulated runs |", "|---|---|---|"]
+    lines += [f"| `{file}` | {there} | {reached or 'none'} |" for file, (there, reached) in counts.items()]
+    there, reached = (sum(row[column] for row in counts.values()) for column in (0, 1))
+    return "\n".join([*lines, f"| all | {there} | {reached} |"])
+
+
+def not_reached() -> str:
+    """At which await points no simulated run is suspended, and why."""
+    lines = ["| await points | why not |", "|---|---|"]
+    return "\n".join([*lines, *(f"| `{pattern}` | {why} |" for pattern, why in suspension.ELSEWHERE.items())])
+
+
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
-    SIMULATOR: {"invariants": invariants},
     PROTOCOL: {"errors": error_table, "client-events": client_events, "server-events": server_events},
     CONFIGURATION: {"settings": settings},
     SESSIONS: {name: drawing(name) for name in TABLES},
@@ -149,6 +168,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
         "requests": limits(limit_tables.REQUESTS),
         "stages": limits(stage_limits.STAGES),
     },
+    SIMULATOR: {"invariants": invariants, "await-points": await_points, "not-reached": not_reached},
     STAGES: {
         "stages.py": example("stages.py", "python"),
         "config.yaml": example("config.yaml", "yaml"),

@@ -162,7 +162,10 @@ def _payload(call: Call) -> dict[str, object]:
     if call.stream:
         asked["stream"] = True
     if call.kind == "spoken_chat":
-        asked |= {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "pcm16" if call.stream else "wav"}}
+        asked |= {
+            "modalities": ["text", "audio"],
+            "audio": {"voice": "alloy", "format": "pcm16" if call.stream else "wav"},
+        }
     return asked
 
 

@@ -78,7 +78,8 @@ def strike_command(
     runs: Annotated[int, typer.Option(help="How many runs in all.", min=1)] = 10_000,
     minutes: Annotated[float | None, typer.Option(help="Stop after so many minutes; the next call goes on.")] = None,
 ) -> None:
-    """Cancel, close, hang up or lose a task at every point at which engine and server wait; stop and go on at will."""
+    """Strike at every point at which engine, server and client wait, and count which were reached; stop and go on at will."""
+    import gc
     import os
 
     from duologue.sim import strike as striking
@@ -93,13 +94,13 @@ def strike_command(
         beside.write_bytes(msgspec.json.format(msgspec.json.encode(now), indent=1))
         os.replace(beside, state)
 
+    gc.collect()
+    gc.freeze()  # a run leaves much garbage: what was there before need not be looked at again each time
     striking.storm(progress, runs=runs, minutes=minutes, saved=saved)
-    for table in (progress.strikes, progress.points):
-        for name, count in sorted(table.items(), key=lambda entry: -entry[1]):
-            typer.echo(f"{count:7} {name}")
+    typer.echo(striking.table(progress))
     each = progress.cpu_s / max(progress.runs, 1)
     typer.echo(
-        f"{progress.runs} runs of {progress.plans} plans, {sum(progress.strikes.values())} struck, "
+        f"{progress.runs} runs of {progress.plans} plans, {sum(progress.strikes.values())} strikes, "
         f"{len(progress.failures)} violations; {progress.cpu_s:.0f} CPU s ({each:.3f} a run)"
     )
     for failure in progress.failures[:50]:

@@ -167,4 +167,6 @@ class _Ear:
         return frame
 
     async def close(self, code: int = 1000) -> None:
+        if self._pipe.link.slow_ms:
+            await asyncio.sleep(self._pipe.link.slow_ms / 1000)
         await self._pipe.client.close(code)

@@ -14,11 +14,11 @@ from typing import Final
 
 from duologue.config.session import SessionConfig
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
+from duologue.config.turns import TurnLimits
 from duologue.engine.duplex.messages import OutputInvalidated, SessionEventMessage
 from duologue.engine.duplex_orchestrator import DuplexOrchestrator
 from duologue.engine.messages import EngineQueueMessage, ErrorMessage, OutputMessage, Shutdown
 from duologue.engine.stage_pool import StagePool
-from duologue.config.turns import TurnLimits
 from duologue.server.app import RealtimeServer
 from duologue.server.assembly import turn_desk
 from duologue.server.engine import EngineFront, EngineHealth, PoolHealth

@@ -30,7 +30,7 @@ from duologue.sim.outcome import live as simulated
 from duologue.sim.plan import Plan
 from duologue.sim.sample import Struck
 from duologue.sim.strike_plan import LATECOMER, STRUCK, WITNESS, plan_of
-from duologue.sim.suspension import suspended_at
+from duologue.sim.suspension import catalogue, elsewhere, suspended_at
 from duologue.sim.talker import Talker
 from duologue.sim.trace import Entry, anonymous, difference
 from duologue.sim.world import World
@@ -363,7 +363,7 @@ def group(number: int) -> list[Run]:
     runs.append(second)
     later = {} if after is None else _later(after, second.strikes[0].at)
     for index in range(SHARED - 2):
-        strikes = (_draw(dice, watch),)
+        strikes: tuple[Strike, ...] = (_draw(dice, watch),)
         if later and after is not None and index >= SHARED - 4:
             strikes = (*second.strikes, _draw(dice, after, later))
         runs.append(_run(plan, *strikes, record=False, seen_before=seen)[0])
@@ -439,3 +439,21 @@ def storm(
         progress.plans += 1
         saved(progress)
     return progress
+
+
+def table(progress: Progress) -> str:
+    """Await points by name: how often something was suspended there, and struck in which way. First what was not reached."""
+    lines = [f"{'reached':>8}" + "".join(f"{mode:>9}" for mode in MODES) + "  await point"]
+    names = [point.name for point in catalogue()]
+    rows = [
+        (progress.reached.get(name, 0), progress.points.get(name, {}), name) for name in names if not elsewhere(name)
+    ]
+    for reached, modes, name in sorted(rows, key=lambda row: (row[0], row[2])):
+        lines.append(f"{reached:8}" + "".join(f"{modes.get(mode, 0):9}" for mode in MODES) + f"  {name}")
+    never = [name for reached, _, name in rows if not reached]
+    unstruck = sum(1 for _, modes, _ in rows for mode in MODES if not modes.get(mode))
+    lines.append(
+        f"{len(names)} await points: {len(rows) - len(never)} reached, {len(never)} not yet, {len(names) - len(rows)} cannot "
+        f"be; {len(rows) * len(MODES) - unstruck} of {len(rows) * len(MODES)} pairs of point and way were struck"
+    )
+    return "\n".join(lines)

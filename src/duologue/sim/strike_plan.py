@@ -115,6 +115,7 @@ class _Draft:
                 tools="mixed" if "asides" in on else "off",
             ),
             link=self._link(),
+            event_acks="resume" not in on,
             voice=self._voice(),
             hands=self._hands(),
             leave=dice.choice(("close", "hang_up")),
@@ -124,7 +125,7 @@ class _Draft:
 
     def _link(self) -> Link:
         slow_ms = self.dice.choice((1, 4)) if self.on & {"resume", "library", "start"} else 0
-        if "resume" in self.on:
+        if "resume" in self.on and self.dice.random() < 0.6:
             return Link(window_bytes=2_000, read_bytes_per_s=50_000, slow_ms=slow_ms)
         return Link(slow_ms=slow_ms)
 
@@ -153,10 +154,15 @@ class _Draft:
             steps += [Rest(ms=dice.choice((30, 300))), Order(name="create", pick=5), Order(name="create")]
         if "resume" in self.on:
             steps += [Rest(ms=dice.choice((600, 1_500))), Lose(how=dice.choice(("reset", "partial", "close")))]
-            steps += [Rest(ms=dice.choice((20, 300))), Resume(how=dice.choice(("plain", "race", "behind"))), Rest(ms=200)]
+            steps += [
+                Rest(ms=dice.choice((20, 300))),
+                Resume(how=dice.choice(("plain", "race", "behind"))),
+                Rest(ms=200),
+            ]
+            steps += [Order(name="broken", pick=1)] * 24
             steps += [Deaf(ms=300), Resume(how="takeover")]
         if "library" in self.on:
-            steps += [Rest(ms=dice.choice((900, 1_600))), Lose(how="reset"), Rest(ms=600)]
+            steps += [Rest(ms=dice.choice((900, 1_600))), Lose(how="reset"), Order(name="heartbeat"), Rest(ms=600)]
         return tuple(steps)
 
     def _bystander(self, deployment: int) -> Person:
@@ -236,11 +242,11 @@ class _Draft:
     def _turns(self) -> dict[str, int | float | None]:
         dice = self.dice
         limits: dict[str, int | float | None] = {"max_running": dice.choice((1, 2)), "keep_alive_s": 0.02}
-        if dice.random() < 0.3:
+        if dice.random() < 0.25:
             limits["write_timeout_s"] = 0.05
         if dice.random() < 0.3:
             limits |= {"pause_bytes": 1_000, "max_unread_bytes": 20_000}
-        if dice.random() < 0.3:
+        if dice.random() < 0.2:
             limits["max_body_bytes"] = 5_000
         return limits
 
@@ -265,18 +271,19 @@ class _Draft:
         if "calls" not in self.on:
             return ()
         dice = self.dice
+        first = self.number // len(THEMES)
         return tuple(
             Call(
                 name=f"call{index}",
-                at_ms=dice.choice((0, 0, 200)),
-                kind=_CALLS[(self.number // len(THEMES) * 2 + index) % len(_CALLS)],
+                at_ms=dice.choice((0, 0, 400)),
+                kind=_CALLS[(first + index) % len(_CALLS)],
                 stream=dice.random() < 0.5,
                 pieces=dice.choice((1, 3)),
                 slow_ms=dice.choice((0, 10, 60)),
-                leave_ms=dice.choice((None, None, 30, 300)),
-                broken=dice.random() < 0.15,
+                leave_ms=dice.choice((None, None, None, 30, 300)),
+                broken=dice.random() < 0.1,
             )
-            for index in range(2)
+            for index in range(4)
         )
 
     def _operations(self) -> tuple[Operation, ...]:

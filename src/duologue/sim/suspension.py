@@ -1,8 +1,8 @@
 """Await points: all that the code of engine, server and client has, and at which of them a coroutine is suspended now.
 
-Rules kept here: what there is comes from the syntax tree, where something is suspended comes from its frames; a point is named
-by what it waits for and never by its line, so that names outlive edits elsewhere in a file; a coroutine that is suspended is
-suspended at every await on the way to the innermost one.
+Rules kept here: what there is comes from the syntax tree, where something is suspended comes from its frames; a point is
+named by what it waits for and never by its line, so that names outlive edits elsewhere in a file; a coroutine that is
+suspended is suspended at every await on the way to the innermost one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ast
 import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType
@@ -24,6 +25,59 @@ _LONGEST_NAME: Final = 72
 _LINKS: Final = (AsyncGeneratorType, CoroutineType)
 
 Place = tuple[int, int]
+
+ELSEWHERE: Final[dict[str, str]] = {
+    # real sockets, processes, HTTP
+    "engine/stages/process.py *": "worker processes; tests/integration/faults",
+    "engine/stages/stderr.py *": "worker processes; tests/integration/faults",
+    "engine/stages/exchange.py *": "calls into worker processes and actors",
+    "engine/stages/ray_client.py *": "actors on a cluster",
+    "engine/stages/endpoint.py *": "an HTTP endpoint; tests/integration",
+    "engine/stages/http.py *": "an HTTP endpoint; tests/integration",
+    "server/serve.py *": "the process of the server, its listener and signals",
+    "server/assembly.py *": "the process of the server: the simulator builds its own engine",
+    "server/transport.py *": "real sockets: the simulated one is another transport",
+    "client/socket.py *": "real sockets",
+    # what never gives up the loop
+    "*: async with asyncio.timeout*": "entering and leaving a time limit does not wait",
+    "*: async with aclosing*": "waits only if stage code waits while it is closed",
+    "engine/stages/piece.py * close()": "waits only if stage code waits while it is closed",
+    "engine/stages/piece.py *_close_async_iterator()": "waits only if stage code waits while it is closed",
+    "*: self._intercept_stage_output()": "no owner of requests waits in it",
+    "engine/orchestration.py OrchestratorBase._route: self._accept()": "no owner of requests waits in it",
+    "engine/orchestration.py OrchestratorBase._end_empty: self._accept()": "no owner of requests waits in it",
+    "engine/orchestration.py OrchestratorBase._forward: self._end_empty()": "no owner of requests waits in it",
+    "engine/orchestrator.py Orchestrator._dispatch_message: super()*": "a stop is handled on the spot",
+    "server/turns/routes.py TurnRoutes._attempt: async with self.gate.place()": "a place is had at once or refused",
+    # what nobody in the engine calls
+    "engine/duplex/session/runner.py DuplexSessionRunner.close: *": "for embedding: the engine itself only begins an end",
+    "engine/duplex/session/runner.py DuplexSessionRunner.expire: *": "as close",
+    "engine/duplex/session/runner.py DuplexSessionRunner.offload: *": "for embedding",
+    "engine/duplex/session/runner.py _as_coroutine: *": "for embedding",
+    "engine/duplex/session/ending.py SessionEnding.wait: *": "for embedding: close and expire",
+    "engine/duplex_orchestrator.py DuplexOrchestrator.abort_requests: *": "for embedding: a stage port's method",
+    # what takes another fault than the plans have
+    "engine/life.py EngineLife.start: self._close_pools()": "a start that fails: the engine never serves",
+    "engine/replicas.py ReplicaSet.start: self.close()": "a start that fails: the engine never serves",
+    "server/shell.py ask: asyncio.sleep()": "an operation that the engine does not answer in time",
+    "client/link.py Link._beat: socket.send()": "a conversation that is longer than the period of heartbeats",
+    "server/shell.py SocketShell.run: asyncio.wait()": "a fault in the server's own code",
+    # the client's thin methods: each waits for its link to send, and for nothing else
+    "client/session.py *: self._link.send()": "an application's task, in the link's send",
+    "client/session.py *: self._link.send_audio()": "an application's task, in the link's send",
+    "client/session.py *: self.create_item()": "an application's task, in the link's send",
+    "client/session.py ClientSession.responses: *": "an application's task, as events",
+    "client/session.py ClientSession.update: *": "an application's task, in a request's answer",
+    "client/session.py ClientSession.retrieve: *": "an application's task, in a request's answer",
+    "client/session.py ClientSession._request: *": "an application's task, in a request's answer",
+    "client/session.py ClientSession.close: self._functions.close()": "an application's functions",
+    "client/functions.py *": "an application's functions",
+    "client/response.py *": "an application's task, as events",
+}
+"""Patterns of points at which no simulated run is suspended, and why."""
+
+SELDOM: Final[frozenset[str]] = frozenset(())
+"""Points that take luck: long runs are suspended there, short ones need not be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +150,12 @@ def catalogue() -> tuple[Point, ...]:
     """Every await point of :data:`PACKAGES`, in the order of files and lines."""
     files = [path for package in PACKAGES for path in sorted((_ROOT / package).rglob("*.py"))]
     return tuple(point for path in files for point in _of_file(path.relative_to(_ROOT).as_posix()))
+
+
+@cache
+def elsewhere(name: str) -> str | None:
+    """Why no simulated run is suspended at a point; ``None`` if some are."""
+    return next((why for pattern, why in ELSEWHERE.items() if fnmatchcase(name, pattern)), None)
 
 
 @cache
