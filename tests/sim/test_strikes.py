@@ -38,7 +38,7 @@ def test_behaviour_15_a_cancel_at_any_await_point_leaves_nothing(first: int) -> 
             progress.add(number, run)
             struck += bool(run.struck)
     assert not progress.failures, "\n".join(progress.failures)
-    assert struck >= GROUP * (SHARED - 1) * 0.8
+    assert struck >= GROUP * (SHARED - 1) * 0.7
 
 
 def test_every_await_point_is_reached_or_it_is_known_why_not() -> None:

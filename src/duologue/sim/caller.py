@@ -154,11 +154,13 @@ def _payload(call: Call) -> dict[str, object]:
     if call.kind == "speech":
         events = {"stream_format": "sse"} if call.stream else {}
         return {"model": MODEL, "input": "One thing. Another.", "voice": "alloy", "response_format": "pcm", **events}
-    content: object = "an errand"
-    if call.kind == "heard_chat":
+    messages: list[dict[str, object]] = [{"role": "user", "content": "an errand"}]
+    if call.kind == "heard_chat":  # what was said before is put into words first
         data = base64.b64encode(_wav()).decode()
-        content = [{"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}]
-    asked: dict[str, object] = {"model": MODEL, "messages": [{"role": "user", "content": content}]}
+        audio = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+        spoken: dict[str, object] = {"role": "user", "content": [audio]}
+        messages = [spoken, {"role": "assistant", "content": "Yes?"}, spoken]
+    asked: dict[str, object] = {"model": MODEL, "messages": messages}
     if call.stream:
         asked["stream"] = True
     if call.kind == "spoken_chat":

@@ -22,6 +22,7 @@ from duologue.engine.duplex.commands import CancelInput, ClearAudio
 from duologue.engine.duplex.events import ErrorRaised, InputCleared
 from duologue.server.shell import SocketShell
 from duologue.server.transport import FRAME
+from duologue.sim.caller import Caller
 from duologue.sim.checkers import Violation, judge
 from duologue.sim.loop import VirtualRuntime
 from duologue.sim.orders import DUPLEX_ONLY, MAKERS
@@ -99,6 +100,7 @@ class Suspensions:
         self.points: dict[str, list[int]] = {}
         self.losable: set[int] = set()
         self.connected: set[int] = set()
+        self.calling: set[int] = set()
         self.struck: list[tuple[str, tuple[str, ...]]] = []
         self._left = list(strikes)
 
@@ -122,6 +124,8 @@ class Suspensions:
             self.losable.add(self.count)
         if self.world.talkers and _shell(self.world, self.world.talkers[0]) is not None:
             self.connected.add(self.count)
+        if _calling(self.world):
+            self.calling.add(self.count)
 
     def _try(self, strike: Strike, coro: object) -> None:
         task = asyncio.current_task()
@@ -227,9 +231,14 @@ def _death(world: World, strike: Strike, task: asyncio.Task[object]) -> bool:
     return True
 
 
+def _calling(world: World) -> list[Caller]:
+    """Clients of HTTP requests that wait for their answers."""
+    return [caller for caller in world.callers if caller.task is not None and not caller.task.done()]
+
+
 def _leave(world: World, strike: Strike, task: asyncio.Task[object]) -> bool:
     del task
-    there = [caller for caller in world.callers if caller.task is not None and not caller.task.done()]
+    there = _calling(world)
     if not there:
         return False
     there[strike.pick % len(there)].leave()
@@ -380,13 +389,15 @@ def _draw(dice: random.Random, watch: Suspensions, points: dict[str, list[int]] 
     """A strike at some point, of a kind that is possible when something is suspended there."""
     places = sorted((points or watch.points).items())
     what, counts = "death", places[0][1]
+    ga = watch.world.talkers[0].person.dialect == "ga"
+    orders = [name for name in ORDERS if not (ga and name in DUPLEX_ONLY)]
     for _ in range(TRIES):
         _, counts = dice.choice(places)
-        what = dice.choice(LOSSES) if dice.random() < 0.45 else dice.choice(ORDERS)
+        what = dice.choice(LOSSES) if dice.random() < 0.45 else dice.choice(orders)
         if what == "task":
             possible = [count for count in counts if count in watch.losable]
         elif what == "leave":
-            possible = counts if watch.world.callers else []
+            possible = [count for count in counts if count in watch.calling]
         elif what in ("death", "stop"):
             possible = counts
         else:

@@ -107,7 +107,7 @@ class _Draft:
         return Person(
             name=STRUCK,
             library="library" in on,
-            dialect="ga" if not on & {"resume", "library", "queue"} and dice.random() < 0.25 else "duplex",
+            dialect="ga" if not on & {"resume", "queue"} and dice.random() < 0.25 else "duplex",
             arrives_ms=60 if "queue" in on else 0,
             choices=Choices(
                 detection=None if self.manual else dice.choice(detections),
@@ -244,7 +244,7 @@ class _Draft:
         limits: dict[str, int | float | None] = {"max_running": dice.choice((1, 2)), "keep_alive_s": 0.02}
         if dice.random() < 0.25:
             limits["write_timeout_s"] = 0.05
-        if dice.random() < 0.3:
+        if dice.random() < 0.2:
             limits |= {"pause_bytes": 1_000, "max_unread_bytes": 20_000}
         if dice.random() < 0.2:
             limits["max_body_bytes"] = 5_000
@@ -276,14 +276,14 @@ class _Draft:
             Call(
                 name=f"call{index}",
                 at_ms=dice.choice((0, 0, 400)),
-                kind=_CALLS[(first + index) % len(_CALLS)],
-                stream=dice.random() < 0.5,
+                kind=_CALLS[index],
+                stream=(first + index) % 2 == 0,
                 pieces=dice.choice((1, 3)),
                 slow_ms=dice.choice((0, 10, 60)),
-                leave_ms=dice.choice((None, None, None, 30, 300)),
+                leave_ms=dice.choice((None, None, None, None, 30, 300)),
                 broken=dice.random() < 0.1,
             )
-            for index in range(4)
+            for index in range(len(_CALLS))
         )
 
     def _operations(self) -> tuple[Operation, ...]:
