@@ -30,7 +30,7 @@ from duologue.sim.outcome import Outcome, evidence_of
 from duologue.sim.outcome import live as simulated
 from duologue.sim.plan import Plan
 from duologue.sim.sample import Struck
-from duologue.sim.strike_plan import LATECOMER, STRUCK, WITNESS, plan_of
+from duologue.sim.strike_plan import LATE_MS, LATECOMER, STRUCK, WITNESS, plan_of
 from duologue.sim.suspension import catalogue, elsewhere, suspended_at
 from duologue.sim.talker import Talker
 from duologue.sim.trace import Entry, anonymous, difference
@@ -50,6 +50,7 @@ _UNNOTICED: Final = frozenset({*ORDERS, "kill", "hang_up", "leave"})
 """What other sessions may not notice at all."""
 
 SETTLED_S: Final = 3.0
+HEALED_S: Final = LATE_MS / 1000 - 5
 TRIES: Final = 20
 
 Watch = Callable[[Coroutine[Any, Any, object]], None]
@@ -287,10 +288,12 @@ def _acknowledged(world: World) -> list[Violation]:
     return found
 
 
-def _served(world: World) -> list[Violation]:
+def _served(world: World, watch: Suspensions) -> list[Violation]:
     """Who comes when all is over opens a session and is answered."""
+    if any(what == "stop" for what, _ in watch.struck):
+        return []
     for talker in world.talkers:
-        if talker.person.name != LATECOMER or world.sites[0].stopped_at is not None:
+        if talker.person.name != LATECOMER:
             continue
         done = (heard.event for heard in talker.talk.heard if isinstance(heard.event, wire.ResponseDone))
         if not any(event.response.status == "completed" for event in done):
@@ -312,13 +315,15 @@ def live(
         watch = Suspensions(world, strikes, record=not strikes if record is None else record)
         made.append(watch)
         runtime.loop.wrap = watch.wrap
+        for site in world.sites:  # the latecomer meets no more faults of the plan
+            runtime.call_at(runtime.now() + HEALED_S, site.heal)
 
     world, violations = simulated(plan, watched)
     watch = made[0] if made else None
     counts: dict[str, int] = {}
     digest = ""
     if watch is not None and world is not None:
-        violations += judge(evidence_of(world)) + _acknowledged(world) + _served(world)
+        violations += judge(evidence_of(world)) + _acknowledged(world) + _served(world, watch)
         digest = world.trace.digest()
         counts = dict(world.trace.counts)
         if seen_before and all(what in _UNNOTICED for what, _ in watch.struck):
