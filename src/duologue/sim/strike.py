@@ -98,6 +98,7 @@ class Suspensions:
         self.world = world
         self.record = record
         self.count = 0
+        self.over = False  # nothing is counted any more, and nothing strikes
         self.points: dict[str, list[int]] = {}
         self.losable: set[int] = set()
         self.connected: set[int] = set()
@@ -111,11 +112,19 @@ class Suspensions:
 
     def suspended(self, coro: Coroutine[Any, Any, object]) -> None:
         """A task has just given up the loop."""
+        if self.over:
+            return
         self.count += 1
         if self.record:
             self._note(coro)
         if self._left and self.count >= self._left[0].at and self.world.talkers:
             self._try(self._left[0], coro)
+
+    def heal(self) -> None:
+        """The latecomer meets no strike, and no more faults of the plan."""
+        self.over = True
+        for site in self.world.sites:
+            site.heal()
 
     def _note(self, coro: object) -> None:
         for name in suspended_at(coro):
@@ -315,8 +324,7 @@ def live(
         watch = Suspensions(world, strikes, record=not strikes if record is None else record)
         made.append(watch)
         runtime.loop.wrap = watch.wrap
-        for site in world.sites:  # the latecomer meets no more faults of the plan
-            runtime.call_at(runtime.now() + HEALED_S, site.heal)
+        runtime.call_at(runtime.now() + HEALED_S, watch.heal)
 
     world, violations = simulated(plan, watched)
     watch = made[0] if made else None
