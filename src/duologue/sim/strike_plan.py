@@ -81,7 +81,9 @@ class _Draft:
         """Put together what was drawn."""
         deployments = [self._deployment()]
         if "models" in self.on:
-            other = msgspec.structs.replace(self._deployment(), family="ephemeral", context_units=0, compacts=False, rebuilds=False)
+            other = msgspec.structs.replace(
+                self._deployment(), family="ephemeral", context_units=0, compacts=False, rebuilds=False
+            )
             deployments.append(other)
         people = [self._struck(), self._latecomer()]
         if self.witness:
