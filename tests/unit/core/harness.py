@@ -126,7 +126,7 @@ class World:
     complete: float = 0.9
     seed: str = "seed"
     opened: bool = True
-    plausible: bool = True  # the model says of each request what is its own, from beginning to end
+    plausible: bool = False  # the model says of each request what is its own: what is delivered is compared
     checked: bool = True  # the costly invariants after every step too
     now: float = 100.0
     events: list[SessionEvent] = field(default_factory=list)
@@ -210,12 +210,9 @@ class World:
                 pass
 
     def _taken(self, submit: SubmitAppend) -> None:
-        taken = (submit.request_id, submit.fence, submit.seq, submit.turn_seq, submit.audio)
-        self.seen.planned.append(
-            Planned(
-                self.now, NAME, *taken, submit.final, submit.silence, accepted=True, instructions=submit.instructions
-            )
-        )
+        taken = (submit.request_id, submit.fence, submit.seq, submit.turn_seq, submit.audio, submit.final)
+        made = (submit.silence, True, submit.instructions, submit.compact)
+        self.seen.planned.append(Planned(self.now, NAME, *taken, *made))
 
     def _made(self, request_id: str, speech: Speech) -> None:
         output = RequestOutput(

@@ -83,7 +83,6 @@ SILENT = (c.BargeIn, c.CloseSession)
 
 def finish(world: World) -> None:
     """End the session, however far it is, and see that everything ended once and nothing is left."""
-    world.plausible = False  # an item may be anything that a model says of any request
     claimed = world.core.phase == "closed" and not world.of(SessionClosed) + world.of(SessionExpired)
     world.apply(CloseRequested(kind="closed", reason="over"))
     world.answer_all()

@@ -122,7 +122,6 @@ class Storm:
             takes=rng.random() < 0.7,
             complete=rng.random(),
             seed=f"s{seed}",
-            plausible=False,
         )
         self.actions: tuple[Callable[[], None], ...] = (
             self.say,

@@ -119,6 +119,10 @@ def engine_evidence(
         unit_ms=model.unit_ms,
         silence_units=model.max_silence_units,
         transcribes=model.transcribes_input,
+        images=model.takes_images,
+        runtime={
+            name: value for name, value in msgspec.structs.asdict(config).items() if isinstance(value, int | float)
+        },
     )
     site = SiteEvidence(
         plan=plan,

@@ -106,6 +106,8 @@ def _heard(session: SessionEvidence) -> Iterator[Violation]:
         match event:
             case ResponseAudio():
                 sent[event.item_id] = sent.get(event.item_id, 0.0) + len(event.audio) * 500 / event.rate_hz
+            case PlaybackAcknowledged(note="superseded"):
+                pass  # it was of no answer that still plays, and counts for nothing
             case PlaybackAcknowledged() if event.item_id and event.played_ms > sent.get(event.item_id, 0.0) + 1:
                 text = f"{event.played_ms} ms of {event.item_id} were heard, {sent.get(event.item_id, 0.0):.0f} ms were sent"
                 yield Violation("B19", f"{session.session_id}: {text}")
