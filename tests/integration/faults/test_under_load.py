@@ -7,13 +7,16 @@ import base64
 import json
 import re
 import signal
+import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from tests.integration.server.loopback import on_loop
+from tests.integration.faults.test_edges import MARK, marked
+from tests.integration.server.loopback import eventually, on_loop
 from tests.integration.server.test_program import PATIENCE_S, ended, start
 
 TALKERS = 3
@@ -42,7 +45,11 @@ async def heard(socket: ClientConnection) -> list[str]:
 
 
 def under_load(
-    folder: Path, strike: Callable[[asyncio.subprocess.Process, list[ClientConnection]], Awaitable[None]]
+    folder: Path,
+    strike: Callable[[asyncio.subprocess.Process, list[ClientConnection]], Awaitable[None]],
+    *,
+    plugin: str = "scripted",
+    options: str = "{}",
 ) -> tuple[list[list[str]], list[int | None], int | None]:
     """What each client heard, how its socket closed, and the exit code, with ``strike`` done to a busy server."""
     result: list[tuple[list[list[str]], list[int | None], int | None]] = []
@@ -50,14 +57,16 @@ def under_load(
     @on_loop
     async def run() -> None:
         process = await start(
-            folder, f"server: {{port: 0}}\nmodel: {{plugin: scripted}}\nsessions: {{max_sessions: {TALKERS}}}\n"
+            folder,
+            f"server: {{port: 0}}\nmodel: {{plugin: {plugin}, options: {options}}}\n"
+            f"sessions: {{max_sessions: {TALKERS}}}\n",
         )
         try:
             assert process.stdout is not None
             line = (await process.stdout.readline()).decode()
             found = re.search(r"ws://127\.0\.0\.1:\d+", line)
             assert found is not None, line
-            url = found.group() + "/v1/duplex?model=scripted"
+            url = f"{found.group()}/v1/duplex?model={plugin}"
             sockets = [await connect(url, compression=None) for _ in range(TALKERS)]
             for socket in sockets:
                 assert json.loads(await socket.recv())["type"] == "session.created"
@@ -111,3 +120,22 @@ def test_a_killed_server_is_noticed_by_everybody_at_once(tmp_path: Path) -> None
     assert all("session.closed" not in heard for heard in types)
     assert codes == [1006] * TALKERS
     assert exit_code == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_worker_outlives_a_busy_server(
+    number: signal.Signals, tmp_path: Path, models_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, mark)
+    seen: list[int] = []
+
+    async def strike(process: asyncio.subprocess.Process, sockets: list[ClientConnection]) -> None:
+        seen.extend(marked(mark))
+        process.send_signal(number)
+
+    _, codes, exit_code = under_load(tmp_path, strike, plugin="native", options=f"{{models_dir: {models_dir}}}")
+    assert len(seen) >= 2, "the server and a worker"
+    assert codes == [1001 if number is signal.SIGTERM else 1006] * TALKERS
+    assert exit_code == (0 if number is signal.SIGTERM else -number)
+    on_loop(lambda: eventually(lambda: marked(mark) == []))()
