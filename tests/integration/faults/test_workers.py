@@ -51,3 +51,29 @@ def test_a_worker_that_reads_nothing_fills_its_socket_and_nobody_waits_for_it() 
             await until(lambda: not Path(f"/proc/{pid}").exists())
 
     play(scenario)
+
+
+def resident_kib(pid: int) -> int:
+    """How much memory a process has of its own, in KiB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
+
+
+def test_field_F29_requests_that_are_cut_leave_nothing_in_the_worker() -> None:
+    """Five hundred, each with 200 kB of input and cut at its fifth output: the worker is as large as after a hundred."""
+
+    async def scenario() -> None:
+        async with replica("process", "Blocking") as one:
+            size: list[int] = []
+            for number in range(500):
+                name = f"r{number}"
+                await one.submit(name, "flood", final=False, audio=bytes(200_000))
+                await one.sink.until(lambda name=name: len(one.sink.of(name)) >= 5)  # type: ignore[misc]
+                await one.client.abort([name])
+                one.sink.outputs.clear()
+                if number in (99, 499):
+                    assert (await one.ask(f"last{number}", "echo x"))[-1].finished
+                    size.append(resident_kib(process_of(one)))
+            assert size[1] - size[0] < 4_000  # KiB, of the 80 MB that came
+
+    play(scenario)

@@ -275,10 +275,10 @@ async def test_field_F31_raw_audio_is_read_by_its_negotiated_format(runtime: Vir
 
 @virtual
 async def test_field_F29_what_was_cut_leaves_nothing_at_any_stage(runtime: VirtualRuntime) -> None:
-    """Sessions that are cut at the fifth piece of audio, many more than have slots."""
+    """Five hundred sessions that are cut at the fifth piece of audio."""
     pipeline = ephemeral_pipeline(runtime, Script(sentences=20, sentence_ms=1_000))
     async with engine(runtime, pipeline) as world:
-        for number in range(40):
+        for number in range(500):
             client = world.open(MANUAL, session_id=f"s{number}")
             client.append(tone(400, rate_hz=RATE_HZ))
             client.send(CommitAudio(create_response=True))

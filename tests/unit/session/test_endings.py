@@ -15,6 +15,7 @@ from duologue.engine.duplex.events import (
     ResponseAudio,
     ResponseCreated,
     ResponseDone,
+    ResponseListen,
     SessionClosed,
     SessionCreated,
     SessionExpired,
@@ -339,6 +340,20 @@ async def test_behaviour_14_a_resident_stage_that_fails_ends_its_session(runtime
         assert client.kinds[-2:] == ["ErrorRaised", "SessionExpired"]
         assert world.everything() == {}
         await speaking
+
+
+@virtual
+async def test_field_F11_a_resident_model_that_only_listens_disturbs_no_answer(runtime: VirtualRuntime) -> None:
+    async with engine(runtime, resident_pipeline(runtime)) as world:
+        speaker, quiet = world.open(MANUAL, session_id="speaker"), world.open(MANUAL, session_id="quiet")
+        saying = runtime.spawn(speaker.say(), name="saying")
+        await speaker.until(ResponseAudio)
+        await quiet.hear(bytes(2 * RATE_HZ))  # a second of nothing, while the other is in mid-answer
+        assert (await speaker.until(ResponseDone)).status == "completed"
+        assert len(quiet.of(ResponseListen)) == 5 and not quiet.of(ResponseCreated)  # one for each unit of 200 ms
+        assert speaker.of(ErrorRaised) == quiet.of(ErrorRaised) == []
+        assert speaker.terminals == quiet.terminals == []
+        await saying
 
 
 @virtual
