@@ -152,7 +152,7 @@ class Referee:
         self.planned.append(
             Planned(
                 *(at, SESSION, submit.request_id, submit.fence, submit.seq, submit.turn_seq),
-                *(submit.audio, submit.final, submit.silence, True, submit.instructions),
+                *(submit.audio, submit.final, submit.silence, True, submit.instructions, submit.compact),
             )
         )
         self.fed.append(Fed(at, 0, submit.request_id, "", StagePrompt(audio=submit.audio, final=submit.final)))

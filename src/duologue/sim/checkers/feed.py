@@ -146,7 +146,7 @@ def _resident(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Vi
             text = f"a unit of {len(planned.audio)} bytes after byte {position} was not sent so"
             yield Violation("B9", f"{name}: {text}")
             return
-        lost = found - position
+        lost = len(stream[position:found].strip(b"\0"))  # digital silence may have been taken for padding
         position = found + size
         if planned.fence.epoch == started and lost and _untouched(session):
             text = f"{lost} bytes before byte {found} were never fed, though what follows them was"
