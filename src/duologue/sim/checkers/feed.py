@@ -156,7 +156,9 @@ def _resident(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Vi
 
 
 def _untouched(session: SessionEvidence) -> bool:
-    """Whether no command of the client's decided what is input."""
+    """Whether a simulated speaker's samples, each of which occurs once, were left alone by all commands."""
+    if session.person is None:
+        return False
     commands = session.site.seen.commands.get(session.session_id, ())
     return all(isinstance(command, _LEAVES_INPUT) for _, command in commands)
 
