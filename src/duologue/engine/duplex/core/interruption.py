@@ -19,6 +19,16 @@ _DROP_HINTS = frozenset({"drop", "ignore", "silence"})
 _UNHEARD_HINTS = frozenset({"continue", "continue_output", "ack"})  # the answer goes on, and nothing is kept
 
 
+ECHO_TAIL_S = 0.5
+"""So long after its end an answer may still come back through the microphone: out of buffers, or from the room."""
+
+
+def may_be_echo(s: SessionState) -> bool:
+    """Whether the assistant is speaking, or has been so lately that the microphone may still hear it."""
+    ends_at = s.playback.ends_at()
+    return s.answering or (ends_at is not None and s.now < ends_at + ECHO_TAIL_S)
+
+
 def may_be_speech(s: SessionState, position: int) -> bool:
     """Whether what the detector took for an onset at ``position`` is loud enough to be somebody who talks to the assistant.
 

@@ -37,7 +37,7 @@ def onset(s: SessionState, edge: Edge) -> None:
     if detection is None:
         return
     position = max(s.audio.floor, s.frame_position(edge.at))
-    if s.answering and not interruption.may_be_speech(s, position):
+    if interruption.may_be_echo(s) and not interruption.may_be_speech(s, position):
         return
     start = max(s.audio.floor, position - s.audio.samples(detection.prefix_padding_ms))
     turn = UserTurn(
