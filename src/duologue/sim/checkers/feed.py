@@ -156,8 +156,11 @@ def _resident(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Vi
 
 
 def _untouched(session: SessionEvidence) -> bool:
-    """Whether a simulated speaker's samples, each of which occurs once, were left alone by all commands."""
-    if session.person is None:
+    """Whether a simulated speaker's samples, each of which occurs once, were left alone by all commands.
+
+    A model that hears whole turns is fed nothing of what lies between them.
+    """
+    if session.person is None or session.site.plan.client_commit:
         return False
     commands = session.site.seen.commands.get(session.session_id, ())
     return all(isinstance(command, _LEAVES_INPUT) for _, command in commands)

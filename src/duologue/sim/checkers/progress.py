@@ -37,8 +37,10 @@ def check(evidence: Evidence) -> Iterator[Violation]:
             yield from _goes_on(session)
         if not (plan.strikes or plan.shutdowns or plan.leaps):
             yield from _deaths(session)
+    stoppable = not any(fault.operation == "abort" for fault in plan.replica_faults)
     for site in evidence.sites:
-        yield from _failures(site)
+        if stoppable:
+            yield from _failures(site)
         yield from _refusals(site)
 
 
