@@ -36,6 +36,7 @@ def _fed(session: SessionEvidence, name: str) -> Iterator[Violation]:
         return
     starts = [start for start, _ in changes]
     stream = stream_of([command for _, command in session.site.seen.commands.get(session.session_id, ())])
+    made, done = _moments(session, ResponseCreated), _moments(session, ResponseDone)
     position, epoch, reached = 0, 0, 0
     for planned in session.site.seen.planned:
         if planned.session_id != session.session_id or planned.accepted or planned.silence or not planned.audio:
@@ -50,7 +51,7 @@ def _fed(session: SessionEvidence, name: str) -> Iterator[Violation]:
         oldest = bisect_right(starts, found) - 1
         if found < reached or size < len(planned.audio):  # fed again, or it waited for the rest of a unit
             newest = len(changes) - 1
-        if _answering(session, planned.at):
+        if bisect_right(made, planned.at) > bisect_right(done, planned.at):  # an answer is in progress
             oldest = 0
         reached = max(reached, position)
         known = [index for index, (_, text) in enumerate(changes) if text == planned.instructions]
@@ -77,8 +78,6 @@ def _changes(session: SessionEvidence) -> list[tuple[int, str]] | None:
     return changes
 
 
-def _answering(session: SessionEvidence, at: float) -> bool:
-    """Whether an answer is in progress then, as far as the outside can tell."""
-    begun = [told.event for told in session.told if told.at <= at]
-    made = sum(isinstance(event, ResponseCreated) for event in begun)
-    return made > sum(isinstance(event, ResponseDone) for event in begun)
+def _moments(session: SessionEvidence, kind: type[ResponseCreated | ResponseDone]) -> list[float]:
+    """When events of a kind left the engine, in order; a long talk has too many to be counted anew for every unit."""
+    return [told.at for told in session.told if isinstance(told.event, kind)]
