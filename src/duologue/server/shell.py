@@ -160,18 +160,19 @@ class SocketShell:
 
     async def _send_all(self) -> None:
         """Hand over what the socket takes."""
-        connection, sent = self.connection, 0
+        connection, sent, now = self.connection, 0, self._runtime.now()
         while self._transport.writable and self._closing is None:
-            now = self._runtime.now()
             frame = connection.data_to_send(now)
             if frame is None:
                 break
             await self._transport.send(frame)
-            self._apply(connection.actions(self._runtime.now()))
+            now = self._runtime.now()
+            self._apply(connection.actions(now))
             sent += 1
             if sent % FRAMES_PER_TURN == 0:
                 await asyncio.sleep(0)
-        self._apply(connection.actions(self._runtime.now()))
+                now = self._runtime.now()
+        self._apply(connection.actions(now))
         if connection.reads:
             self._readable.set()
 

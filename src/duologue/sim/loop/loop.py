@@ -17,7 +17,7 @@ from duologue.sim.loop.fault import (
     describe,
     stalled,
 )
-from duologue.sim.loop.task import LeanHandle, VirtualTask
+from duologue.sim.loop.task import LeanHandle, LeanTimer, VirtualTask
 
 _Ts = TypeVarTuple("_Ts")
 
@@ -57,7 +57,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._now - START_S
 
     def get_debug(self) -> bool:
-        return False  # every timer asks
+        return False  # every cancelled handle asks
 
     def call_soon(self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Any = None) -> asyncio.Handle:
         self._check_closed()  # type: ignore[attr-defined]
@@ -73,11 +73,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
         context: Any = None,
     ) -> asyncio.TimerHandle:
         self._check_closed()  # type: ignore[attr-defined]
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
-        timer._scheduled = True  # type: ignore[attr-defined]
+        timer = LeanTimer(when, callback, args, self, context)
         self._timer_count += 1
         heapq.heappush(self._timers, (when, self._timer_count, timer))
         return timer
+
+    def call_later(
+        self, delay: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Any = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
 
     def _timer_handle_cancelled(self, handle: Any) -> None:
         if not handle._scheduled:

@@ -33,3 +33,26 @@ class LeanHandle(asyncio.Handle):
         self._args = args
         self._cancelled = False
         self._repr = self._source_traceback = None
+
+
+class LeanTimer(asyncio.TimerHandle):
+    """A timer without the same."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: asyncio.AbstractEventLoop,
+        context: Any,
+    ) -> None:
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+        self._when = when
+        self._scheduled = True

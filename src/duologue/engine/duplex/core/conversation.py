@@ -431,10 +431,12 @@ def _playback_moved(s: SessionState) -> None:
 
 def _answered_since(s: SessionState, item: Item) -> bool:
     """Whether the user's next turn was committed after ``item``: its text is fixed then."""
-    items = s.history.items
-    if item not in items:
-        return True
-    return any(later.role == "user" for later in items[items.index(item) + 1 :])
+    for later in reversed(s.history.items):  # acknowledgements are frequent, and what they name is among the last
+        if later is item:
+            return False
+        if later.role == "user":
+            return True
+    return True
 
 
 def _late_ack(s: SessionState, command: AckPlayback) -> None:
