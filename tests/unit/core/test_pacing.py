@@ -13,8 +13,10 @@ from duologue.engine.duplex.commands import (
     ClearAudio,
     CommitAudio,
     CreateItem,
+    CreateResponse,
     Heartbeat,
     InputItem,
+    ResponseOptions,
     RetrieveItem,
 )
 from duologue.engine.duplex.core.effects import EndSession, SetPaused
@@ -27,6 +29,7 @@ from duologue.engine.duplex.events import (
     ResponseAudio,
     ResponseCreated,
     ResponseDone,
+    ResponseText,
     SessionClosed,
 )
 from duologue.engine.duplex.results import Speech, TurnEnded, UserTranscript
@@ -200,6 +203,18 @@ def test_events_that_wait_to_be_read_are_bounded(extra: int) -> None:
     world.apply(CloseRequested(kind="closed", reason="manager"))
     world.apply(CleanupEnded(released=True))
     assert isinstance(world.events[-1], SessionClosed)
+
+
+def test_behind_what_finds_no_room_nothing_smaller_leaves_in_its_place() -> None:
+    """The session ends with this step: the client is not told the rest of a text whose middle it never got."""
+    runtime = DuplexSessionRuntimeConfig(max_pending_output_bytes_per_session=6_000)
+    world = World(MANUAL, takes=False, runtime=runtime)
+    world.send(CreateResponse(options=ResponseOptions(modality="text")))
+    world.speak(Speech(text="The beginning"))
+    world.speak(Speech(text=", the middle" * 500), Speech(text=", the end."))
+    assert [event.text for event in world.of(ResponseText)] == ["The beginning"]
+    assert world.last(ErrorRaised).code is ErrorCode.OUTPUT_BACKPRESSURE
+    assert world.last(ResponseDone).status == "failed" and world.core.phase == "closing"
 
 
 def test_what_ends_things_leaves_even_when_nothing_else_may() -> None:

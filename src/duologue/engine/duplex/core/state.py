@@ -331,7 +331,12 @@ class SessionState:
         self.effects.append(effect)
 
     def has_room(self, payload_bytes: int) -> bool:
-        """Whether one more event of that size fits into what may wait for the socket; alone any event does."""
+        """Whether one more event of that size fits into what may wait for the socket; alone any event does.
+
+        Once something did not fit, nothing does: the session ends, and what is smaller must not leave in its place.
+        """
+        if self.overflowed:
+            return False
         outbox, runtime = self.outbox, self.runtime
         size = _EVENT_BYTES + payload_bytes
         return not outbox.released or (
