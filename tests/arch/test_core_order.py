@@ -25,7 +25,19 @@ LEDGERS = frozenset(
             "items",
             "lease",
         ),
-        *("outbox", "overlap", "playback", "requests", "responses", "silence", "state", "tables", "tail", "words"),
+        *(
+            "outbox",
+            "overlap",
+            "playback",
+            "requests",
+            "responses",
+            "sequel",
+            "silence",
+            "state",
+            "tables",
+            "tail",
+            "words",
+        ),
     }
 )
 

@@ -305,3 +305,58 @@ def test_the_wish_to_be_listened_to_reaches_the_units_that_the_append_fills() ->
     world.append(bytes(2 * UNIT), force_listen=True)
     world.append(bytes(UNIT))
     assert [s.force_listen for s in world.submits] == [False, True, True, True, False]
+
+
+# -- faster than it is said ------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_that_is_made_while_another_is_being_sent_comes_after_it_whole() -> None:
+    """A burst of input is answered faster than it can be said."""
+    world = World(MANUAL, capabilities=NATIVE)
+    world.append(bytes(UNIT))
+    world.speak(speech("One.", 2_000), TurnEnded())
+    world.speak(Listened(), speech("Two, ", 1_000))
+    world.speak(speech("all of it.", 80), TurnEnded())
+    world.speak(speech("Three.", 80), TurnEnded(), Listened())
+    assert len(world.of(ResponseCreated)) == 1
+    world.advance(6.0)
+    assert [done.full_text for done in world.of(ResponseDone)] == ["One.", "Two, all of it.", "Three."]
+    assert {done.status for done in world.of(ResponseDone)} == {"completed"}
+    assert [done.audio_ms for done in world.of(ResponseDone)] == [2_000, 1_080, 80]
+
+
+def test_an_answer_that_waits_behind_another_goes_on_when_its_turn_has_come() -> None:
+    world = World(MANUAL, capabilities=NATIVE)
+    world.append(bytes(UNIT))
+    world.speak(speech("One.", 2_000), TurnEnded())
+    world.speak(speech("Two, ", 80))
+    world.advance(2.0)
+    assert len(world.of(ResponseCreated)) == 2
+    world.speak(speech("all of it.", 80), TurnEnded())
+    world.advance(1.0)
+    assert [done.full_text for done in world.of(ResponseDone)] == ["One.", "Two, all of it."]
+
+
+def test_an_interruption_voids_the_answers_that_wait() -> None:
+    world = World(MANUAL, capabilities=NATIVE)
+    world.append(bytes(UNIT))
+    world.speak(speech("One.", 2_000), TurnEnded())
+    world.speak(speech("Two.", 80), TurnEnded())
+    world.send(BargeIn())
+    world.append(bytes(UNIT))
+    world.advance(5.0)
+    assert [(done.full_text, done.status) for done in world.of(ResponseDone)] == [("One.", "cancelled")]
+
+
+def test_an_answer_that_waits_outlives_the_request_that_made_it() -> None:
+    """The request is over with it: what is heard next goes to another one, which is not asked to go on with it."""
+    world = World(MANUAL, capabilities=NATIVE)
+    world.append(bytes(UNIT))
+    first = world.submits[-1].request_id
+    world.speak(speech("One.", 2_000), TurnEnded())
+    world.speak(speech("Two.", 80), finished=True)
+    world.append(bytes(UNIT))
+    assert world.submits[-1].request_id != first and world.submits[-1].first
+    world.speak(speech("Three.", 80), TurnEnded())
+    world.advance(5.0)
+    assert [done.full_text for done in world.of(ResponseDone)] == ["One.", "Two.", "Three."]

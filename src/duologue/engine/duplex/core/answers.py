@@ -86,7 +86,9 @@ def want(s: SessionState, item_id: str | None, options: ResponseOptions) -> None
 
 
 def promote(s: SessionState) -> None:
-    """The response in progress is over: the next answer that was asked for begins."""
+    """The response in progress is over: the next answer, that the model has begun or that was asked for, begins."""
+    while s.sequel.ready(s.response):
+        _apply(s, *s.sequel.take())  # which may come back here
     if s.phase == "open" and s.response is None and s.wanted:
         wanted = s.wanted.popleft()
         create(s, wanted.item_id, wanted.options)
@@ -231,7 +233,9 @@ def model_spoke(s: SessionState, item: ModelSpoke) -> None:
     s.lease.worked(s.now)
     for result in item.results:
         _note_time(s, record, result)
-        if record.held is not None and not (isinstance(result, UserTranscript) and not result.final):
+        if s.sequel.keeps(s.response, record, result):
+            pacing.mind_backlog(s)
+        elif record.held is not None and not (isinstance(result, UserTranscript) and not result.final):
             record.held.append(result)
             if isinstance(result, Speech) and result.audio:
                 record.held_ms += len(result.audio) * 500.0 / (result.rate_hz or s.capabilities.output_rate_hz)
@@ -241,6 +245,7 @@ def model_spoke(s: SessionState, item: ModelSpoke) -> None:
         if s.requests.get(item.request_id) is not record:
             return
     if item.finished:
+        s.sequel.end()
         if record.held is not None:
             record.held_finished = True
         else:

@@ -119,6 +119,7 @@ def resume_input(s: SessionState) -> None:
 
 def _leave_epoch(s: SessionState) -> None:
     s.resident.rebuild = s.resident.compact = False
+    s.sequel.clear()
     ids = s.requests.clear()
     s.tail.void()
     s.fences.advance_epoch()

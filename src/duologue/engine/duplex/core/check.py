@@ -49,6 +49,9 @@ def deep(s: SessionState) -> None:
     )
     require(wait is None or not wait.ready or not s.tail.idle, "a commit waits for a tail that is at rest")
     require(s.turn is None or s.detection.endpointer is not None, "a turn is in progress without a detector")
+    waits_ms = sum(s.sequel.duration_ms(result) for _, result in s.sequel.results)
+    require(abs(waits_ms - s.sequel.audio_ms) < 1e-3, "the audio that waits behind an answer does not add up")
+    require(not s.sequel.results or s.response is not None, "answers wait behind none")
     for record in s.requests.records.values():
         require(record.fence.epoch == s.fences.epoch, f"request {record.request_id} outlived its epoch")
     for committed in s.committed.values():

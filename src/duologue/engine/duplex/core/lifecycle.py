@@ -207,6 +207,7 @@ def begin_close(s: SessionState) -> None:
         return
     s.phase = advance(SESSION, s.phase, "close_begun")
     s.wanted.clear()
+    s.sequel.clear()
     aside.end_all(s)
     response = s.response
     if response is not None:

@@ -83,6 +83,8 @@ def mind_backlog(s: SessionState) -> None:
     high = s.runtime.max_backlog_ms
     for record in s.requests.records.values():
         backlog_ms = s.outbox.backlog_ms if record.request_id == speaking else record.held_ms
+        if record.purpose == "resident":
+            backlog_ms = s.outbox.backlog_ms + s.sequel.audio_ms  # whichever of its requests made it
         if not record.paused and backlog_ms >= high:
             record.paused = True
             s.acted["backlog"] += 1

@@ -81,6 +81,7 @@ from duologue.engine.duplex.core.items import (
 )
 from duologue.engine.duplex.core.lease import Lease
 from duologue.engine.duplex.core.pacing import taken
+from duologue.engine.duplex.core.sequel import Sequel
 from duologue.engine.duplex.core.silence import SilenceClock
 from duologue.engine.duplex.core.state import SessionState
 from duologue.engine.duplex.events import HeartbeatAcknowledged
@@ -126,6 +127,7 @@ class DuplexEngineSession:
             lease=Lease(now),
             tools=ToolLedger(runtime_config.max_tool_calls_per_session),
             silence=SilenceClock(capabilities.chunk_period_ms / 1000.0),
+            sequel=Sequel(capabilities.output_rate_hz),
             allowance=Allowance(runtime_config.turns_per_minute, runtime_config.turn_burst),
             now=now,
         )
@@ -356,7 +358,7 @@ class DuplexEngineSession:
             "turns": len(s.wanted),
             "untaken_events": len(s.outbox.released),
             "untaken_bytes": s.outbox.released_bytes,
-            "backlog_ms": round(s.outbox.backlog_ms),
+            "backlog_ms": round(s.outbox.backlog_ms + s.sequel.audio_ms),
             "items": len(s.history),
             "commands": len(s.behind),
         }

@@ -27,6 +27,7 @@ from duologue.engine.duplex.core.overlap import Overlap
 from duologue.engine.duplex.core.playback import PlaybackClock
 from duologue.engine.duplex.core.requests import RequestTable
 from duologue.engine.duplex.core.responses import Aside, Response
+from duologue.engine.duplex.core.sequel import Sequel
 from duologue.engine.duplex.core.silence import SilenceClock
 from duologue.engine.duplex.core.tables import TURN, advance
 from duologue.engine.duplex.core.tail import AppendTail
@@ -240,6 +241,7 @@ class SessionState:
     lease: Lease
     tools: ToolLedger
     silence: SilenceClock
+    sequel: Sequel
     allowance: Allowance
     now: float
     phase: str = "new"
