@@ -43,6 +43,7 @@ QUEUES: Final = {
     "engine/duplex/core/conversation.py:wanted": "`max_pending_turns_per_session`",
     "engine/duplex/core/outbox.py:queue": "`max_backlog_ms`",
     "engine/duplex/core/outbox.py:released": "`max_pending_output_events_per_session`",
+    "engine/duplex/core/sequel.py:results": "`max_backlog_ms`",
     "engine/duplex/core/state.py:behind": "`MAX_WAITING_COMMANDS`",
     "engine/duplex/core/state.py:claims": "input that is not consumed: `max_pending_input_bytes_per_session`",
     "engine/duplex/core/state.py:scores": "input that is not consumed: `max_pending_input_bytes_per_session`",
