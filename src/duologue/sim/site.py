@@ -259,7 +259,7 @@ class Site:
 
     def tables(self) -> Mapping[str, int]:
         """Sizes of everything that must be empty at quiescence, where it is not."""
-        manager = self.orchestrator.session_manager
+        health = self.orchestrator.session_manager.health()
         sizes = {
             **self.orchestrator.tables(),
             "hub": len(self.hub.sessions),
@@ -270,8 +270,8 @@ class Site:
             "turn_places": self.server.turns.gate.places,
             "turn_bytes": self.server.turns.gate.held_bytes,
             "sinks": len(self.front._sinks),
-            "slots": manager.health().limit - manager.health().free,
-            **{f"held.{name}": size for name, size in manager.health().held.items()},
+            "slots": health.limit - health.free,
+            **{f"held.{name}": size for name, size in health.held.items()},
         }
         return {name: size for name, size in sizes.items() if size}
 
