@@ -262,7 +262,7 @@ def merge(config: SessionConfig, patch: SessionPatch) -> SessionConfig:
 
 
 def check_tools(config: SessionConfig, where: str) -> None:
-    """Raise :class:`ClientFault` for a function that is offered twice, or chosen and not offered."""
+    """Raise :class:`ClientFault` for a function that is offered twice, or that must be called and is not offered."""
     names = [tool.name for tool in config.tools]
     for index, name in enumerate(names):
         if name in names[:index]:
@@ -271,6 +271,12 @@ def check_tools(config: SessionConfig, where: str) -> None:
                 f"Two functions are called {name!r}; every tool needs a name of its own.",
                 param=f"{where}.tools[{index}].name",
             )
+    if config.tool_choice == "required" and not names:
+        raise ClientFault(
+            ErrorCode.INVALID_SESSION_CONFIG,
+            "tool_choice is 'required', but there are no tools to choose from; offer one, or use 'auto'.",
+            param=f"{where}.tool_choice",
+        )
     if isinstance(config.tool_choice, NamedTool) and config.tool_choice.name not in names:
         raise ClientFault(
             ErrorCode.INVALID_SESSION_CONFIG,

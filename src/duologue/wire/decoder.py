@@ -34,6 +34,11 @@ MAX_EVENT_BYTES: Final = 15 * 1024 * 1024
 MAX_COMMAND_BYTES: Final = 1536 * 1024  # events other than audio
 _ID_SEARCH: Final = 2048  # how much of either end of a bad frame is searched for an event id
 _LONGEST_REASON: Final = 500
+_LONE_SURROGATE: Final = re.compile(
+    rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"  # a first half that no second follows
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})(?<!\\)\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # and the reverse
+    rb"|\xed[\xa0-\xbf][\x80-\xbf]"  # either, written as if it were a character
+)
 _EVENT_ID: Final = re.compile(rb'"event_id"\s*:\s*"([^"\\\x00-\x1f]{1,512})"')
 _PATH: Final = re.compile(r" - at `\$\.?([^`]*)`$")
 
@@ -105,7 +110,7 @@ def decode_client_event(frame: bytes | str, dialect: Dialect, *, max_bytes: int 
     except RecursionError:
         raise _fault(ErrorCode.BAD_EVENT, "The event is nested too deeply; send flat events.", frame) from None
     except (msgspec.DecodeError, ValueError) as fault:
-        raise _fault(ErrorCode.INVALID_JSON, f"The frame is not valid JSON: {fault}.", frame) from None
+        raise _fault(ErrorCode.INVALID_JSON, _not_json(frame, fault), frame) from None
 
 
 def decode_server_event(frame: bytes | str) -> ServerEvent | None:
@@ -164,7 +169,7 @@ def _second_look(frame: bytes | str, dialect: Dialect, fault: msgspec.Validation
     except msgspec.ValidationError:
         raise _fault(ErrorCode.INVALID_JSON, "The frame is JSON but not an object with a `type`.", frame) from None
     except (msgspec.DecodeError, ValueError) as broken:
-        raise _fault(ErrorCode.INVALID_JSON, f"The frame is not valid JSON: {broken}.", frame) from None
+        raise _fault(ErrorCode.INVALID_JSON, _not_json(frame, broken), frame) from None
     event_id = head.event_id if isinstance(head.event_id, str) and len(head.event_id) <= LONGEST_NAME else None
     if not isinstance(head.type, str):
         raise WireFault(ErrorCode.BAD_EVENT, "The event has no `type`.", event_id=event_id, param="type")
@@ -191,7 +196,7 @@ def _dirty_append(frame: bytes | str, event_id: str | None) -> AudioAppend:
     except msgspec.ValidationError as fault:
         raise _bad("input_audio_buffer.append", fault, event_id) from None
     except (msgspec.DecodeError, ValueError) as broken:  # what the first pass took for unusual base64 is no text at all
-        raise WireFault(ErrorCode.INVALID_JSON, f"The frame is not valid JSON: {broken}.", event_id=event_id) from None
+        raise WireFault(ErrorCode.INVALID_JSON, _not_json(frame, broken), event_id=event_id) from None
     try:
         audio = decode_base64(event.audio, MAX_EVENT_BYTES)
     except AudioDataError as fault:
@@ -224,6 +229,14 @@ def _bad(name: str, fault: msgspec.ValidationError, event_id: str | None) -> Wir
     message, param = problem_of(fault)
     code = ErrorCode.INVALID_SESSION_RESUME if name == "session.resume" else ErrorCode.BAD_EVENT
     return WireFault(code, f"{name}: {message}.", event_id=event_id, param=param)
+
+
+def _not_json(frame: bytes | str, why: Exception) -> str:
+    """What is wrong with a frame that is no JSON. Half a character is named: the decoder takes it for the frame's end."""
+    data = frame.encode("utf-8", "surrogatepass") if isinstance(frame, str) else frame
+    if _LONE_SURROGATE.search(data) is not None:
+        return "The frame is not valid JSON: it holds half of a surrogate pair, which is no character."
+    return f"The frame is not valid JSON: {why}."
 
 
 def _fault(code: ErrorCode, message: str, frame: bytes | str) -> WireFault:

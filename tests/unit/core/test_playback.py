@@ -185,6 +185,18 @@ def test_an_acknowledgement_of_nothing_known_is_an_error() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "invented", ["resp_unknown", "", "resp-{session}", "resp-{session}-9-0123abcd", "resp-{session}-x-0123abcd"]
+)
+def test_an_acknowledgement_of_a_response_that_never_was_is_an_error(invented: str) -> None:
+    world = answered(1_000, policy="ack_only", after_s=2.0)
+    response_id = invented.format(session=world.state.session_id)
+    world.send(AckPlayback(played_ms=500, response_id=response_id, event_id="e"))
+    error = world.last(ErrorRaised)
+    assert (error.code, error.event_id, error.param) == (ErrorCode.PLAYBACK_ITEM_NOT_FOUND, "e", "response_id")
+    assert not world.of(PlaybackAcknowledged)
+
+
 def test_an_acknowledgement_of_one_response_and_the_item_of_another_is_an_error() -> None:
     world = answered(1_000, policy="ack_only", after_s=2.0)
     first = world.last(ResponseDone)

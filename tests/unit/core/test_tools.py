@@ -344,6 +344,7 @@ def test_a_model_that_calls_no_functions_is_offered_none() -> None:
     [
         (SessionPatch(tools=(CLOCK, CLOCK)), "session.tools[1].name"),
         (SessionPatch(tool_choice=NamedTool("other")), "session.tool_choice"),
+        (SessionPatch(tools=(), tool_choice="required"), "session.tool_choice"),
     ],
 )
 def test_tools_that_contradict_each_other_are_refused(patch: SessionPatch, param: str) -> None:

@@ -119,6 +119,25 @@ def test_what_is_not_an_object_is_invalid_json(data: bytes | str) -> None:
     assert fault_of(data).code is ErrorCode.INVALID_JSON
 
 
+@pytest.mark.parametrize(
+    ("event_id", "named"),
+    [
+        (r"a\ud800", True),
+        (r"a\uDBFFb", True),
+        (r"\udc00", True),
+        (r"\ud83d\u0041", True),
+        ("a\ud800", True),
+        ("a\udfff", True),
+        (r"\ud83d\ude00\x", False),
+        (r"\\ud800\x", False),
+    ],
+)
+def test_half_a_character_is_named_for_what_it_is(event_id: str, named: bool) -> None:
+    fault = fault_of(f'{{"type":"close","event_id":"{event_id}"}}')
+    assert fault.code is ErrorCode.INVALID_JSON
+    assert ("surrogate" in fault.message and "half" in fault.message) == named and "truncated" not in fault.message
+
+
 @pytest.mark.parametrize("opening", ['{"type":"close","x":' + "[" * 50_000, '{"type":' + '{"a":' * 50_000])
 def test_deep_nesting_is_refused(opening: str) -> None:
     assert fault_of(opening).code in (ErrorCode.BAD_EVENT, ErrorCode.INVALID_JSON)

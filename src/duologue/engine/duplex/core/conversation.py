@@ -451,6 +451,14 @@ def _late_ack(s: SessionState, command: AckPlayback) -> None:
             param="item_id",
         )
         return
+    if command.response_id is not None and not _may_have_been(s, command.response_id):
+        s.error(
+            ErrorCode.PLAYBACK_ITEM_NOT_FOUND,
+            f"There is no response {command.response_id!r} to acknowledge; name one that response.created announced.",
+            event_id=command.event_id,
+            param="response_id",
+        )
+        return
     s.emit(
         PlaybackAcknowledged(
             response_id=command.response_id or "",
@@ -460,3 +468,10 @@ def _late_ack(s: SessionState, command: AckPlayback) -> None:
             note="superseded",
         )
     )
+
+
+def _may_have_been(s: SessionState, response_id: str) -> bool:
+    """Whether this session may have made such a response: old ones are forgotten, but each carries where it was made."""
+    epoch, _, suffix = response_id.removeprefix(f"resp-{s.session_id}-").partition("-")
+    made_here = response_id.startswith(f"resp-{s.session_id}-") and len(suffix) == 8
+    return made_here and epoch.isascii() and epoch.isdigit() and len(epoch) < 16 and int(epoch) <= s.fences.epoch
