@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
 from duologue.engine.duplex import events
 from duologue.errors import ErrorCode
-from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, session_of
+from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, by_request, session_of
 from duologue.sim.stages import ANSWER
 from duologue.sim.toolbox import TIMEOUT_S
 
 _ROUNDING_S: Final = 1e-6  # traces count from the beginning of the run
+_ON_ITS_WAY_S: Final = 0.5
+_ENOUGH: Final = 3  # units fed after a result, which goes before them
 
 
 class _Calls:
@@ -65,11 +68,21 @@ def check(evidence: Evidence) -> Iterator[Violation]:
     """Every session of a deployment whose model asks for functions."""
     for session in evidence.sessions():
         if session.site.plan.tools:
-            yield from ledger(session)
+            calls = _Calls(session.session_id)
+            yield from ledger(session, calls)
+            if session.site.plan.family == "resident":
+                yield from _told(session, calls, surely=_certain(evidence, session))
 
 
-def ledger(session: SessionEvidence) -> Iterator[Violation]:
-    calls = _Calls(session.session_id)
+def _certain(evidence: Evidence, session: SessionEvidence) -> bool:
+    """Whether nothing that goes to a stage is lost on its way."""
+    person = session.person
+    return not (evidence.plan.disturbed or person is None or person.work or person.hooks)
+
+
+def ledger(session: SessionEvidence, calls: _Calls | None = None) -> Iterator[Violation]:
+    """What became of each call, and what models that read the conversation are told of it."""
+    calls = calls or _Calls(session.session_id)
     beside: set[str] = set()
     for told in session.told:
         match told.event:
@@ -103,3 +116,17 @@ def _prompts(session: SessionEvidence, calls: _Calls) -> Iterator[Violation]:
                 applied = calls.results.get(message.call_id)
                 if applied is None or applied[0] > fed.at or applied[1] != message.text:
                     yield Violation("B16", f"{session.session_id}: {message.text!r} is read and was not applied")
+
+
+def _told(session: SessionEvidence, calls: _Calls, *, surely: bool) -> Iterator[Violation]:
+    """A resident model, which reads no conversation again, is told of each result once while its request goes on."""
+    for pieces in by_request(session.site.seen.input, session.session_id, 0).values():
+        read = [message for fed in pieces for message in fed.prompt.messages]
+        heard = Counter(message.call_id for message in read if message.call_id and message.text.startswith("result"))
+        for call_id, count in heard.items():
+            if count > 1:
+                yield Violation("B16", f"{session.session_id}: one request was told {count} times of {call_id}")
+        for call_id, (at, _) in calls.results.items():
+            begun, after = pieces[0].at < at, sum(fed.at > at + _ON_ITS_WAY_S for fed in pieces)
+            if surely and begun and after >= _ENOUGH and not heard[call_id]:
+                yield Violation("B16", f"{session.session_id}: the result of {call_id} was kept from the model")

@@ -19,7 +19,7 @@ def check(evidence: Evidence) -> Iterator[Violation]:
             waited = [admission for admission in site.seen.admissions if admission.queued]
             yield from _in_turn(site, waited)
             yield from _bounded(site, waited)
-            if not site.by_groups and site.stopped_at is None:
+            if not site.by_groups:
                 yield from _called(site, waited)
 
 
@@ -56,6 +56,8 @@ def _called(site: SiteEvidence, waited: list[Admission]) -> Iterator[Violation]:
         last = told[-1]
         if not isinstance(last.event, SessionClosed | SessionExpired) or not last.event.slot_released:
             continue
+        if site.stopped_at is not None and last.at >= site.stopped_at - _EPSILON_S:
+            continue  # nobody is admitted any more
         waiting = [guest for guest in waited if guest.at < last.at - _EPSILON_S and _end(guest) > last.at - _EPSILON_S]
         if waiting and not any(_end(guest) <= last.at + _EPSILON_S for guest in waiting):
             first = waiting[0].session_id

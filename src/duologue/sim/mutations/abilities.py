@@ -31,13 +31,6 @@ _CALLS: Final = (
         "pass",
     ),
     one(
-        "resident model told what it reads anyway",
-        "a resident model hears once what became of its call",
-        f"{CORE}.resident:tell",
-        "if not record.submitted and (on_its_way is None or on_its_way.request_id != record.request_id):",
-        "if False:",
-    ),
-    one(
         "result kept from a resident model",
         "a resident model hears once what became of its call",
         f"{CORE}.tools:_tell",
@@ -46,12 +39,17 @@ _CALLS: Final = (
     ),
 )
 _WAITING: Final = (
-    one(
+    Mutation(
         "newcomer overtakes the queue",
         "who waits for a slot is not overtaken",
-        f"{SHELL}.waiting:WaitingRoom.must_wait",
-        "return bool(self._guests) and not called",
-        "return False",
+        (
+            Edit(f"{SHELL}.waiting:WaitingRoom.must_wait", "return bool(self._guests) and not called", "return False"),
+            Edit(
+                f"{SHELL}.waiting:WaitingRoom.departed",
+                "self.call()",
+                "self._runtime.call_at(now + 0.005, self.call)",
+            ),
+        ),
     ),
     one(
         "queue in the wrong order",
