@@ -88,10 +88,14 @@ def _item(talk: Conversation, pick: int, event_id: str) -> wire.ClientEvent:
     )
 
 
+_PNG: Final = b"\x89PNG\r\n\x1a\n"  # what a picture of this kind begins with, and is refused without
+
+
 def _picture(talk: Conversation, pick: int, event_id: str) -> wire.ClientEvent:
     """A picture, or one of the ways to get it wrong: too many, none of a user, no picture at all."""
     del talk
-    url = f"data:image/png;base64,{base64.b64encode(event_id.encode() * (1 + pick % 3)).decode()}"
+    data = _PNG + event_id.encode() * (1 + pick % 3)
+    url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
     parts = [ContentPart(type="input_text", text=f"Written {event_id}.")]
     parts += [ContentPart(type="input_image", image_url=url)] * (1, 1, 1, 2, 9)[pick % 5]
     if pick % 11 == 10:

@@ -208,7 +208,7 @@ class Swarm:
         if "hasty" in on:
             settings |= {"turn_burst": dice.choice((1, 2)), "turns_per_minute": dice.choice((6, 30))}
         if "images" in on:
-            settings |= dice.choice(({}, {}, {"max_image_bytes_per_item": 70}, {"max_image_bytes_per_session": 150}))
+            settings |= dice.choice(({}, {}, {"max_image_bytes_per_item": 70}, {"max_image_bytes_per_session": 90}))
         if "uneven" in on:
             settings["max_backlog_ms"] = dice.choice((300, 1_000))
         return settings
