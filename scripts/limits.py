@@ -241,7 +241,7 @@ SESSION: Final = (
         _IN_CORE + "test_silence_units",
     ),
     Limit(
-        _CORE + "compaction:ROLL_OVER_AT",
+        _CORE + "gauge:ROLL_OVER_AT",
         "of a resident model's context",
         "it is rolled over in the next pause, if the model `compacts`; from `URGENT_AT` (0.9) on the session of another ends "
         "(`context_full`)",

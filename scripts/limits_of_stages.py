@@ -41,6 +41,7 @@ QUEUES: Final = {
     "engine/duplex/core/barrier.py:behind": "`MAX_WAITING_COMMANDS`",
     "engine/duplex/core/cancel.py:behind": "`MAX_WAITING_COMMANDS`",
     "engine/duplex/core/conversation.py:wanted": "`max_pending_turns_per_session`",
+    "engine/duplex/core/gauge.py:waiting": "what the model's context holds (`context_units`)",
     "engine/duplex/core/outbox.py:queue": "`max_backlog_ms`",
     "engine/duplex/core/outbox.py:released": "`max_pending_output_events_per_session`",
     "engine/duplex/core/sequel.py:results": "`max_backlog_ms`",

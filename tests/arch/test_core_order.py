@@ -19,6 +19,7 @@ LEDGERS = frozenset(
             "effects",
             "endpoint",
             "fences",
+            "gauge",
             "heard",
             "history",
             "invariants",

@@ -158,6 +158,7 @@ class SimResident(_Watched, ResidentPlugin):
             max_silence_units=plan.silence_units,
             calls_functions=plan.tools,
             compacts=plan.compacts,
+            context_units=plan.context_units,
         )
 
     def silence_unit(self, state: DuplexModelSessionState) -> bytes:

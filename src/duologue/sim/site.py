@@ -48,9 +48,6 @@ _RESPONSE: Final = re.compile(rb'"response_id":"([^"]+)"')
 _SEQ: Final = re.compile(rb'"server_event_seq":(\d+)')
 MODEL: Final = "sim"
 DRAIN_S: Final = 10.0
-_UNEVEN: Final = frozenset(
-    {"bursts", "big_chunks", "slow_stages", "lag", "leaps", "slow_link", "stall", "work", "replicas", "detector"}
-)
 
 
 def key_id(client: str) -> str:
@@ -73,7 +70,7 @@ class Site:
         for errand in plan.errands:
             if errand.misfortune == "fails":
                 work[f"{errand.name}-0"] = (WorkFault(stage=0, nth=1, how="raise"),)
-        self.desk = StageDesk(plan.seed, self.plan, self.seen, work, prompt=not _UNEVEN & set(plan.keeps))
+        self.desk = StageDesk(plan.seed, self.plan, self.seen, work)
         self.hooks = HookFaults({person.name: person.hooks for person in people}, self.seen)
         faults = [fault for fault in plan.replica_faults if fault.deployment == index]
         stages = len(STAGES[self.plan.family])

@@ -37,7 +37,6 @@ class StageDesk:
     plan: Deployment
     seen: Observations
     faults: dict[str, tuple[WorkFault, ...]]
-    prompt: bool = False  # input comes in real time, and is heard in less
     healed: bool = False
     open_states: int = 0
     counts: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -94,10 +93,9 @@ class StageDesk:
                 return None
 
     def overflowed(self, job: Job, limit: int) -> None:
-        """A context is given more than fits into it: not where units come as they are spoken, and are heard at once."""
+        """A context is given more than fits into it."""
         self.seen.trace.count("context.overflow")
-        if self.prompt:
-            self.seen.samples.append(Overflown(self.seen.trace.now(), job.client, limit))
+        self.seen.samples.append(Overflown(self.seen.trace.now(), job.client, limit))
         raise RuntimeError(f"the context of {limit} units has overflowed")
 
     async def _hang(self) -> None:
@@ -136,6 +134,7 @@ class Job:
     spoken_units: int = 0
     quiet_units: int = 0
     context: int = 0
+    heard: int = 0  # pieces of this request
     known: dict[str, None] = field(default_factory=dict)  # calls whose results it was told
 
 
@@ -338,6 +337,7 @@ class ResidentModel(_SimStage):
                 job.known[message.call_id] = None
                 job.to_say += 1
         job.context += 1
+        job.heard += 1
         if limit and job.context > limit:
             self._desk.overflowed(job, limit)
 
@@ -345,7 +345,7 @@ class ResidentModel(_SimStage):
         """What the plugin keeps for a request that takes this one's place."""
         known: dict[str, Scalar] = {}
         if self._desk.plan.context_units:
-            known["context"] = job.context
+            known["context"], known["heard"] = job.context, job.heard
         if job.known:
             known["known"] = " ".join(job.known)
         return known

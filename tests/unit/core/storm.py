@@ -45,6 +45,7 @@ from duologue.engine.duplex.core.items import (
 from duologue.engine.duplex.events import FunctionCalled, ResponseCreated, ResponseDone, SessionClosed, SessionExpired
 from duologue.engine.duplex.plugin import ModelCapabilities
 from duologue.engine.duplex.results import (
+    ContextUsed,
     FunctionCall,
     Listened,
     ModelFailed,
@@ -87,6 +88,14 @@ MODELS = (
     msgspec.structs.replace(CASCADE, supports_barge_in=False),
     msgspec.structs.replace(NATIVE, unit_ms=0, supports_client_commit=True),
 )
+LIMITED = (
+    msgspec.structs.replace(NATIVE, compacts=True, context_units=16),
+    msgspec.structs.replace(NATIVE, compacts=True),
+    msgspec.structs.replace(BY_CLIENT, compacts=True, context_units=24),
+    msgspec.structs.replace(BY_CLIENT, context_units=40),
+    msgspec.structs.replace(NATIVE, unit_ms=0, compacts=True, context_units=60),
+)
+"""Models whose context fills."""
 TINY = DuplexSessionRuntimeConfig(
     max_pending_input_bytes_per_session=40_000,
     max_pending_turns_per_session=2,
@@ -109,10 +118,10 @@ RUNTIMES = (
 class Storm:
     """One random life of one session."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, models: tuple[ModelCapabilities, ...] = MODELS) -> None:
         self.rng = random.Random(seed)
         rng = self.rng
-        config, model = rng.choice(CONFIGS), rng.choice(MODELS)
+        config, model = rng.choice(CONFIGS), rng.choice(models)
         tools = CLOCK if model.calls_functions else ()
         self.world = World(
             config=msgspec.structs.replace(config, tools=tools, parallel_tool_calls=rng.random() < 0.7),
@@ -192,6 +201,8 @@ class Storm:
         results: list[ModelResult] = [self.result() for _ in range(rng.randint(0, 3))]
         if world.capabilities.calls_functions and rng.random() < 0.4:
             results.insert(0, FunctionCall(name="clock"))
+        if world.capabilities.compacts or world.capabilities.context_units:
+            results.insert(rng.randint(0, len(results)), self.context_used())
         world.apply(
             ModelSpoke(
                 request_id=submit.request_id, fence=submit.fence, results=tuple(results), finished=rng.random() < 0.2
@@ -224,6 +235,14 @@ class Storm:
                 )
             case _:
                 return speech("Some words to say. ", rng.choice((1, 40, 300, 5_000)))
+
+    def context_used(self) -> ContextUsed:
+        rng, world = self.rng, self.world
+        last = world.submits[-1].request_id
+        heard = sum(submit.request_id == last for submit in world.submits) - rng.randint(0, 1)
+        units = world.capabilities.context_units or 16
+        used = rng.choice((heard, min(heard, units), min(heard + units // 2, units - 1)))
+        return ContextUsed(used=used, limit=units, heard=rng.choice((heard, heard, 0)))
 
     def wait(self) -> None:
         self.world.advance(self.rng.choice((0.01, 0.1, 0.3, 1.0, 5.0)))

@@ -360,3 +360,24 @@ def test_an_answer_that_waits_outlives_the_request_that_made_it() -> None:
     world.speak(speech("Three.", 80), TurnEnded())
     world.advance(5.0)
     assert [done.full_text for done in world.of(ResponseDone)] == ["One.", "Two.", "Three."]
+
+
+@pytest.mark.parametrize(("ahead_ms", "waits"), [(9_999, False), (10_000, True), (10_001, True)])
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_model_that_is_too_far_ahead_is_fed_when_that_is_played(ahead_ms: int, waits: bool, behind: bool) -> None:
+    """``behind``: most of it waits as an answer of its own. Else bursts would be turned into audio without a bound."""
+    world = World(MANUAL, capabilities=NATIVE)
+    world.append(bytes(UNIT))
+    if behind:
+        world.speak(speech("Before.", 1_000), TurnEnded())
+        world.speak(speech("Far.", ahead_ms - 600))  # 400 ms have left
+    else:
+        world.speak(speech("Far.", ahead_ms + 400))
+    world.append(b"\x05\x00" * (UNIT // 2))
+    assert (b"\x05" not in fed(world)) is waits
+    assert world.state.held_input_bytes == (UNIT if waits else 0)
+    world.advance(8.0)
+    assert b"\x05" in fed(world)
+    world.speak(TurnEnded())
+    world.advance(20.0)
+    assert world.of(ResponseDone)[-1].full_text == "Far."

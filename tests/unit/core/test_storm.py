@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from duologue.engine.duplex.core import calls, lease, lifecycle, responses, state, tail
 from duologue.engine.duplex.core.tables import TABLES, Table, advance
 from tests.unit.core.harness import World
-from tests.unit.core.storm import Storm
+from tests.unit.core.storm import LIMITED, Storm
 
 ROOT = Path(__file__).parents[3]
 
@@ -24,6 +24,15 @@ def test_storms(block: int) -> None:
     for seed in range(block * 100, block * 100 + 100):
         try:
             Storm(seed).run()
+        except Exception as error:
+            raise AssertionError(f"storm {seed} failed") from error
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_storms_of_models_whose_context_fills(block: int) -> None:
+    for seed in range(block * 100, block * 100 + 100):
+        try:
+            Storm(seed, LIMITED).run()
         except Exception as error:
             raise AssertionError(f"storm {seed} failed") from error
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
 from duologue.engine.duplex.events import ErrorRaised, ResponseDone, SessionExpired
 from duologue.models.scripted import Script, resident_pipeline, silence, tone
 from duologue.sim.loop import VirtualRuntime, virtual
@@ -42,3 +46,37 @@ async def test_a_model_that_does_not_ends_in_time_with_the_reason(runtime: Virtu
         assert expired.reason == "context_full" and expired.slot_released
         assert [error.code for error in client.of(ErrorRaised)] == ["context_full"]
         assert {response.status for response in client.of(ResponseDone)} <= {"completed", "failed"}
+
+
+@pytest.mark.parametrize("unit_s", [0.01, 0.15])
+@pytest.mark.parametrize("turns", [2, 5, 30])
+@virtual
+async def test_a_burst_longer_than_the_context_is_answered_whole(
+    turns: int, unit_s: float, runtime: VirtualRuntime
+) -> None:
+    """All that was said before the connection could send it arrives at once: each question is answered, and once."""
+    script = Script(context_units=SMALL, compacts=True, rebuilds=True, unit_s=unit_s)
+    said = (tone(600, rate_hz=RATE_HZ) + silence(2_000, rate_hz=RATE_HZ)) * turns
+    async with engine(runtime, resident_pipeline(runtime, script)) as world:
+        client = world.open(MANUAL, session_id="s1")
+        client.append(said)
+        await asyncio.sleep(120)
+        done = client.of(ResponseDone)
+        assert not client.of(ErrorRaised) and client.terminals == []
+        assert [response.full_text.split(". ")[0] for response in done] == [
+            f"Unit 1 of answer {number}" for number in range(1, turns + 1)
+        ]
+        assert {(response.status, response.audio_ms) for response in done} == {("completed", 800)}
+
+
+@pytest.mark.parametrize("units", [SMALL - 1, SMALL, SMALL + 1, 4 * SMALL])
+@virtual
+async def test_a_burst_that_would_overflow_a_model_that_cannot_compact_ends_the_session_before(
+    units: int, runtime: VirtualRuntime
+) -> None:
+    async with engine(runtime, resident_pipeline(runtime, Script(context_units=SMALL, unit_s=0.15))) as world:
+        client = world.open(MANUAL, session_id="s1")
+        client.append(silence(200 * units, rate_hz=RATE_HZ))
+        expired = await client.until(SessionExpired)
+        assert expired.reason == "context_full" and expired.slot_released
+        assert [error.code for error in client.of(ErrorRaised)] == ["context_full"]

@@ -36,7 +36,9 @@ class ModelCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     (:class:`~duologue.engine.duplex.results.FunctionCall`); else tools are refused.
     ``takes_images``: items may hold pictures; else they are refused. ``compacts``: a resident model whose
     context fills (:class:`~duologue.engine.duplex.results.ContextUsed`) can be rolled over: the next request comes with
-    ``rebuild`` and ``compact`` set.
+    ``rebuild`` and ``compact`` set. ``context_units``: so many units (of ``chunk_period_ms``, if it takes any length) its
+    context holds at the least, what it says meanwhile included (0: it has no limit, or cannot tell). With it a burst
+    of input waits until the model has told (``ContextUsed.heard``) that there is room.
     """
 
     family: Literal["resident", "ephemeral"] = "ephemeral"
@@ -53,6 +55,7 @@ class ModelCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     max_silence_units: int = 8
     frame_locked: bool = False
     compacts: bool = False
+    context_units: int = 0
     fixed_voice_after_audio: bool = True
     calls_functions: bool = False
     takes_images: bool = False

@@ -73,11 +73,14 @@ class TokensUsed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class ContextUsed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """How full a resident model's context is, in whatever it counts. Report it with each unit, or from half full on.
 
-    A model that ``compacts`` is rolled over in time; the session of any other ends before the limit.
+    A model that ``compacts`` is rolled over in time; the session of any other ends before the limit. ``heard``: how many
+    pieces of this request are in it. A model with the capability ``context_units`` reports this with each piece: the
+    session submits no more than fits, and rolls over when all that it submitted is in.
     """
 
     used: int
     limit: int
+    heard: int = 0
 
 
 class ModelFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):

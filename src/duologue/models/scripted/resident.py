@@ -30,13 +30,15 @@ INPUT_RATE_HZ = 16_000
 @dataclass(slots=True)
 class Ears:
     """What the model remembers. ``to_say``: units of the answer that are left; ``turn`` counts answers; ``context``: units
-    that fill its context; ``known``: ids of calls whose results came, of which ``results`` are still to be said."""
+    that fill its context; ``heard``: pieces of this request; ``known``: ids of calls whose results came,
+    of which ``results`` are still to be said."""
 
     spoken_units: int = 0
     quiet_units: int = 0
     to_say: int = 0
     turn: int = 0
     context: int = 0
+    heard: int = 0
     known: list[str] = field(default_factory=list)
     results: list[str] = field(default_factory=list)
 
@@ -74,10 +76,12 @@ class ResidentModel(AsyncStage[Ears]):
             yield RequestOutput(request_id=request.request_id, error=error)
             return
         state.context += 1
+        state.heard += 1
         if script.context_units and state.context > script.context_units:
             raise RuntimeError(f"the context of {script.context_units} units has overflowed")
         ears: dict[str, Scalar] = {"spoken": state.spoken_units, "quiet": state.quiet_units, "turn": state.turn}
         ears["context"], ears["known"] = state.context, " ".join(state.known)
+        ears["heard"] = state.heard
         if not prompt.audio and (talking or not state.to_say):
             yield RequestOutput(request_id=request.request_id, segment_finished=True, metadata=ears)
             return
@@ -152,6 +156,7 @@ class ResidentPlugin(DuplexModelPlugin):
             chunk_period_ms=script.unit_ms,
             max_silence_units=64,
             compacts=script.compacts,
+            context_units=script.context_units,
             calls_functions=bool(script.calls),
         )
 
@@ -214,7 +219,7 @@ class ResidentPlugin(DuplexModelPlugin):
                 results.append(Listened())
             case "end":
                 results.append(TurnEnded())
-        filled = output.metadata.get("context")
-        if self.script.context_units and isinstance(filled, int):
-            results.append(ContextUsed(used=filled, limit=self.script.context_units))
+        filled, heard = output.metadata.get("context"), output.metadata.get("heard")
+        if self.script.context_units and isinstance(filled, int) and isinstance(heard, int):
+            results.append(ContextUsed(used=filled, limit=self.script.context_units, heard=heard))
         return Decision(results=tuple(results))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from duologue.engine.duplex import events
 from duologue.errors import ErrorCode
 from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, by_request, session_of
+from duologue.sim.observation import Fed
 from duologue.sim.stages import ANSWER
 from duologue.sim.toolbox import TIMEOUT_S
 
@@ -118,15 +119,23 @@ def _prompts(session: SessionEvidence, calls: _Calls) -> Iterator[Violation]:
                     yield Violation("B16", f"{session.session_id}: {message.text!r} is read and was not applied")
 
 
+def _results(pieces: Iterable[Fed]) -> Iterator[str]:
+    """The calls whose results are read with ``pieces``."""
+    for message in (message for fed in pieces for message in fed.prompt.messages):
+        if message.call_id and message.text.startswith("result"):
+            yield message.call_id
+
+
 def _told(session: SessionEvidence, calls: _Calls, *, surely: bool) -> Iterator[Violation]:
     """A resident model, which reads no conversation again, is told of each result once while its request goes on."""
-    for pieces in by_request(session.site.seen.input, session.session_id, 0).values():
-        read = [message for fed in pieces for message in fed.prompt.messages]
-        heard = Counter(message.call_id for message in read if message.call_id and message.text.startswith("result"))
+    requests = by_request(session.site.seen.input, session.session_id, 0).values()
+    told = [Counter(_results(pieces)) for pieces in requests]
+    ever = set().union(*told)  # what waited for a context that was rolled over is read by the request after it
+    for pieces, heard in zip(requests, told, strict=True):
         for call_id, count in heard.items():
             if count > 1:
                 yield Violation("B16", f"{session.session_id}: one request was told {count} times of {call_id}")
         for call_id, (at, _) in calls.results.items():
             begun, after = pieces[0].at < at, sum(fed.at > at + _ON_ITS_WAY_S for fed in pieces)
-            if surely and begun and after >= _ENOUGH and not heard[call_id]:
+            if surely and begun and after >= _ENOUGH and call_id not in ever:
                 yield Violation("B16", f"{session.session_id}: the result of {call_id} was kept from the model")

@@ -97,26 +97,32 @@ _RECOVERY: Final = (
     ),
 )
 _CONTEXT: Final = (
-    one(
+    Mutation(
         "context never rolled over",
         "a context that fills is rolled over before it is full",
-        f"{CORE}.compaction:used",
-        "if not answering and (s.turn is None or share >= URGENT_AT):",
-        "if False:",
+        (
+            Edit(f"{CORE}.compaction:_act", "if undisturbed and not _on_its_way(s, record):", "if False:"),
+            Edit(f"{CORE}.gauge:ContextGauge.admits", "<= most", ">= 0"),
+        ),
     ),
     one(
         "roll-over loses units",
         "input that no stage had taken goes to the next request",
-        f"{CORE}.compaction:_roll_over",
-        "resident.give_back(s, s.tail.unsettled())",
+        f"{CORE}.compaction:_hand_over",
+        "s.tail.readdress(old.request_id, record.request_id, tuple(s.history.items))",
         "pass",
     ),
-    one(
+    Mutation(
         "full context not noticed",
         "a session whose context cannot be rolled over ends in time",
-        f"{CORE}.compaction:used",
-        "if share >= (LAST_AT if s.response is not None else URGENT_AT):",
-        "if False:",
+        (
+            Edit(
+                f"{CORE}.compaction:_act",
+                "if share >= (LAST_AT if s.response is not None else URGENT_AT):",
+                "if False:",
+            ),
+            Edit(f"{CORE}.gauge:ContextGauge.admits", "<= most", ">= 0"),
+        ),
     ),
 )
 _PICTURES: Final = (

@@ -242,7 +242,7 @@ def model_spoke(s: SessionState, item: ModelSpoke) -> None:
                 pacing.mind_backlog(s)
         else:
             _apply(s, record, result)
-        if s.requests.get(item.request_id) is not record:
+        if s.requests.get(item.request_id) is not record or s.phase != "open":
             return
     if item.finished:
         s.sequel.end()

@@ -51,8 +51,11 @@ def deep(s: SessionState) -> None:
     require(s.turn is None or s.detection.endpointer is not None, "a turn is in progress without a detector")
     waits_ms = sum(s.sequel.duration_ms(result) for _, result in s.sequel.results)
     require(abs(waits_ms - s.sequel.audio_ms) < 1e-3, "the audio that waits behind an answer does not add up")
+    require(not s.cramped, "a piece of input fits nowhere")
     require(not s.sequel.results or s.response is not None, "answers wait behind none")
     for record in s.requests.records.values():
+        on_its_way = sum(record.context.waiting)
+        require(on_its_way <= s.capabilities.context_units, f"{on_its_way} units are on their way to a context")
         require(record.fence.epoch == s.fences.epoch, f"request {record.request_id} outlived its epoch")
     for committed in s.committed.values():
         require(not hearing.settled(s, committed), f"the audio of turn {committed.item_id} is kept for nobody")

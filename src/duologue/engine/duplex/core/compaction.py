@@ -1,21 +1,20 @@
 """A resident model's context fills: it is rolled over between turns, or the session ends in time and says why.
 
 Rules kept here: a roll-over opens another request with what the plugin keeps, under the same epoch, so no input is lost and
-nothing that plays is touched; it waits for a moment in which nobody speaks for as long as there is room for that; an answer
-that would reach the limit is asked to end, then ended; a model that cannot be rolled over loses its session before the limit,
-never at it.
+nothing that plays is touched; it waits for a moment in which nobody speaks for as long as there is room for that, and until
+the model has heard all that it was given, if it tells; an answer that would reach the limit is asked to end, then ended; a
+model that cannot be rolled over loses its session before the limit, never at it. What may be submitted meanwhile, see
+``gauge.py``.
 """
 
 from __future__ import annotations
 
 from duologue.engine.duplex.core import answers, hearing, lifecycle, resident, submission
+from duologue.engine.duplex.core.gauge import ROLL_OVER_AT
 from duologue.engine.duplex.core.requests import StageRequestRecord
 from duologue.engine.duplex.core.state import SessionState
 from duologue.engine.duplex.results import ContextUsed
 from duologue.errors import ErrorCode
-
-ROLL_OVER_AT = 0.75
-"""From here on the next pause is used."""
 
 URGENT_AT = 0.9
 """From here on a pause is not waited for; an answer is asked to end."""
@@ -26,30 +25,100 @@ LAST_AT = 0.96
 
 def used(s: SessionState, record: StageRequestRecord, result: ContextUsed) -> None:
     """The model's context holds ``used`` of ``limit``: act on it if it is time."""
-    share = result.used / result.limit if result.limit > 0 else 0.0
-    if record.purpose != "resident" or share < ROLL_OVER_AT:
+    if record.purpose != "resident":
         return
-    answering = s.response is not None and s.response.generating
-    if answering and share >= URGENT_AT:
+    share = result.used / result.limit if result.limit > 0 else 0.0
+    record.context.share = share
+    record.context.hear(result.heard)
+    if share >= ROLL_OVER_AT:
+        _act(s, record, share, f"{result.used} of {result.limit}")
+    if s.capabilities.context_units:
+        submission.pump(s)  # something may have waited for this
+
+
+def _act(s: SessionState, record: StageRequestRecord, share: float, how_full: str) -> None:
+    if _answering(s) and share >= URGENT_AT:
         s.resident.force_listen = True
     if not s.capabilities.compacts:
         if share >= (LAST_AT if s.response is not None else URGENT_AT):
-            message = f"The model's context is full ({result.used} of {result.limit}); open another session."
-            lifecycle.fault(s, ErrorCode.CONTEXT_FULL, message, kind="expired", reason="context_full")
+            _end(s, how_full)
         return
-    if answering and share >= LAST_AT and s.response is not None:
-        answers.generated(s, s.response)
-        s.fences.complete_turn(s.fences.turn_id)
-        answering = False
-    if not answering and (s.turn is None or share >= URGENT_AT):
+    if share >= LAST_AT:
+        _end_answer(s)
+    undisturbed = not _answering(s) and (s.turn is None or share >= URGENT_AT)
+    if undisturbed and not _on_its_way(s, record):
         _roll_over(s, record)
+
+
+def make_room(s: SessionState) -> None:
+    """The next piece of input does not fit, and nothing is on its way of which the model has yet to tell."""
+    s.cramped = False
+    if s.phase != "open" or not s.tail.queue:
+        return
+    head = s.tail.queue[0]
+    record = s.requests.get(head.request_id)
+    if record is None or submission.has_room(s, record, head):
+        submission.pump(s)
+        return
+    if s.capabilities.compacts and record.context.share is not None:
+        _end_answer(s)
+        _roll_over(s, record)
+        if not s.cramped:
+            return
+        s.cramped = False
+    _end(s, f"{submission.units_of(s, head)} more units do not fit into {s.capabilities.context_units}")
+
+
+def _answering(s: SessionState) -> bool:
+    """Whether an answer is being made, the one that is being sent or one that waits behind it."""
+    made = s.response is not None and s.response.generating and not _unasked(s)
+    return made or s.sequel.unfinished
+
+
+def _on_its_way(s: SessionState, record: StageRequestRecord) -> bool:
+    """Whether the model has yet to hear something that it was given, as far as it tells."""
+    return s.capabilities.context_units > 0 and (bool(record.context.waiting) or s.tail.blocked)
+
+
+def _end(s: SessionState, how_full: str) -> None:
+    message = f"The model's context is full ({how_full}); open another session."
+    lifecycle.fault(s, ErrorCode.CONTEXT_FULL, message, kind="expired", reason="context_full")
+
+
+def _end_answer(s: SessionState) -> None:
+    response = s.response
+    if response is not None and response.generating and not _unasked(s):
+        answers.generated(s, response)
+        s.fences.complete_turn(s.fences.turn_id)
+    s.sequel.end()
+
+
+def _unasked(s: SessionState) -> bool:
+    """Whether what asks the model for the answer in progress is still on this side."""
+    if not s.capabilities.context_units or s.response is None or s.response.state != "created":
+        return False
+    return any(append.final for append in s.tail.queue)
 
 
 def _roll_over(s: SessionState, record: StageRequestRecord) -> None:
     s.acted["context"] += 1
-    resident.give_back(s, s.tail.unsettled())
+    if s.capabilities.context_units:
+        _hand_over(s, record)
+    else:
+        resident.give_back(s, s.tail.unsettled())
     hearing.abandon(s, record.request_id)
     s.silence.stop()
     s.resident.rebuild = s.resident.compact = True
     resident.feed_again(s)
     submission.pump(s)
+
+
+def _hand_over(s: SessionState, old: StageRequestRecord) -> None:
+    """All that the old request was given is heard; what was not submitted goes to the next as it is."""
+    if not s.tail.queue:
+        return
+    record = hearing.open_request(s, "resident", None)
+    s.tail.readdress(old.request_id, record.request_id, tuple(s.history.items))
+    response = s.response
+    if response is not None and response.generating and response.request_id == old.request_id:
+        record.response_id, response.request_id = old.response_id, record.request_id

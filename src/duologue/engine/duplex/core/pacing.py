@@ -7,7 +7,7 @@ sessions never wait; a backlog beyond the high-water mark pauses the stages that
 from __future__ import annotations
 
 from duologue.config.session import ServerVad, SessionConfig
-from duologue.engine.duplex.core import answers
+from duologue.engine.duplex.core import answers, submission
 from duologue.engine.duplex.core.effects import InvalidateOutput, SetPaused
 from duologue.engine.duplex.core.history import Item
 from duologue.engine.duplex.core.outbox import AudioEntry, DoneEntry
@@ -81,6 +81,7 @@ def mind_backlog(s: SessionState) -> None:
     response = s.response
     speaking = response.request_id if response is not None else None
     high = s.runtime.max_backlog_ms
+    resumed = False
     for record in s.requests.records.values():
         backlog_ms = s.outbox.backlog_ms if record.request_id == speaking else record.held_ms
         if record.purpose == "resident":
@@ -92,6 +93,9 @@ def mind_backlog(s: SessionState) -> None:
         elif record.paused and backlog_ms < high / 2:
             record.paused = False
             s.do(SetPaused(request_id=record.request_id, paused=False))
+            resumed = True
+    if resumed and s.resident_family:
+        submission.pump(s)  # it is not fed while it is paused
 
 
 def taken(s: SessionState, number: int) -> None:

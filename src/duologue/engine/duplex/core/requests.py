@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from duologue.engine.duplex.contracts import DuplexFence
+from duologue.engine.duplex.core.gauge import ContextGauge
 from duologue.engine.duplex.results import ModelResult
 
 Purpose = Literal["turn", "transcribe", "resident"]
@@ -32,6 +33,7 @@ class StageRequestRecord:
     held_ms: float = 0.0  # audio among what is held
     paused: bool = False
     stages: set[int] = field(default_factory=set)
+    context: ContextGauge = field(default_factory=ContextGauge)
 
 
 @dataclass(slots=True)

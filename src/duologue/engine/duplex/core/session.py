@@ -39,6 +39,7 @@ from duologue.engine.duplex.core import (
     barrier,
     cancel,
     check,
+    compaction,
     conversation,
     intake,
     lifecycle,
@@ -146,6 +147,8 @@ class DuplexEngineSession:
         self._dispatch(s, item)
         if s.behind or s.commit_wait is not None:
             barrier.release(s)
+        if s.cramped:
+            compaction.make_room(s)
         if s.overflowed and s.phase == "open":
             s.acted["output"] += 1
             lifecycle.fault(
@@ -320,7 +323,11 @@ class DuplexEngineSession:
             idle_ttl_s=s.runtime.idle_ttl_s,
             grace_s=s.runtime.disconnect_grace_s,
             # A response that says nothing any more is no sign of life: a stage that hangs must not keep a slot for ever.
-            busy=not s.tail.idle or bool(s.outbox.queue) or s.playback.playing(now),
+            # Nor is input that a resident model has no room for, since only what that says makes any.
+            busy=s.tail.in_flight is not None
+            or bool(s.tail.queue and not s.resident_family)
+            or bool(s.outbox.queue)
+            or s.playback.playing(now),
         )
 
     def response_id_for_request(self, request_id: str) -> str | None:

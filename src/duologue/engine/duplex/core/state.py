@@ -270,6 +270,7 @@ class SessionState:
     behind: deque[CommitAudio | CreateItem | UpdateSession] = field(default_factory=deque)  # see ``barrier.py``
     spoke: bool = False
     overflowed: bool = False
+    cramped: bool = False  # the next piece of a resident model's input fits into no room that it will make by itself
     input_refused: bool = False
     pace_at: float | None = None
     transcript_wait: float | None = None

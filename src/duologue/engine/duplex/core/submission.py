@@ -1,7 +1,8 @@
 """Submissions: from the tail to the stage, one at a time.
 
 Rules kept here: the conversation comes before what is asked for beside it; an answer waits (as state, bounded) for the
-transcripts of earlier turns that its prompt needs.
+transcripts of earlier turns that its prompt needs; a resident model is given no more than its context holds, and nothing
+while too much of what it said waits to be sent.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ def enqueue(s: SessionState, append: PendingAppend) -> None:
 def offer(s: SessionState, append: PendingAppend) -> None:
     """Add a piece that ends nothing to the tail; with nothing before it, and nothing to wait for, it is submitted at once."""
     tail = s.tail
-    if tail.queue or tail.blocked or s.phase != "open" or s.rebuild_by is not None:
+    record = s.requests.records[append.request_id]
+    waits = tail.queue or tail.blocked or s.phase != "open" or s.rebuild_by is not None
+    if waits or (s.resident_family and not has_room(s, record, append)):
         enqueue(s, append)
         return
     tail.begin(append)
-    s.effects.append(_submission(s, append, s.requests.records[append.request_id]))
+    s.effects.append(_submission(s, append, record))
 
 
 def pump(s: SessionState) -> None:
@@ -52,11 +55,32 @@ def pump(s: SessionState) -> None:
         tail.void(head.request_id)
         pump(s)
         return
-    if head.final and head.respond and _must_wait(s, head):
+    if not _ready(s, record, head):
         return
     append = tail.next()
     if append is not None:
         s.effects.append(_submission(s, append, record))
+
+
+def _ready(s: SessionState, record: StageRequestRecord, head: PendingAppend) -> bool:
+    """Whether nothing must be waited for; notes if nothing that is under way would make the room that ``head`` lacks."""
+    if not s.resident_family:
+        return not (head.final and head.respond and _must_wait(s, head))
+    ready = has_room(s, record, head)
+    s.cramped = not ready and not record.paused and not record.context.waiting
+    return ready
+
+
+def has_room(s: SessionState, record: StageRequestRecord, append: PendingAppend) -> bool:
+    """Whether a resident model may be given ``append`` now."""
+    units = s.capabilities.context_units
+    return not record.paused and (not units or record.context.admits(units_of(s, append), units))
+
+
+def units_of(s: SessionState, append: PendingAppend) -> int:
+    """How many units of the model's context a piece takes; what has no audio counts as one."""
+    unit_bytes = s.audio.samples(s.capabilities.unit_ms or s.capabilities.chunk_period_ms) * 2
+    return max(1, -(-len(append.audio) // unit_bytes))
 
 
 def _must_wait(s: SessionState, head: PendingAppend) -> bool:
@@ -93,6 +117,8 @@ def _submission(s: SessionState, append: PendingAppend, record: StageRequestReco
         history = response.options.context
     elif first or not s.resident_family:
         history = s.history.prompt(before=append.item_id, of=append.items)
+    if s.capabilities.context_units:
+        record.context.waiting.append(units_of(s, append))
     fences = s.fences
     same_turn = append.fence.turn_id == fences.turn_id
     return SubmitAppend(

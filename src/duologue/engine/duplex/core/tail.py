@@ -126,6 +126,20 @@ class AppendTail:
             append.state = advance(APPEND, append.state, "accepted" if accepted else "rejected")
         return append
 
+    def readdress(self, old: str, new: str, items: tuple[Item, ...]) -> None:
+        """What is queued for one request goes to another, which begins with ``items``: results are among these."""
+        kept: deque[PendingAppend] = deque()
+        first: tuple[Item, ...] | None = items
+        for append in self.queue:
+            if append.request_id == old and append.result is not None:
+                append.state = advance(APPEND, append.state, "voided")
+                self.voided += 1
+                continue
+            if append.request_id == old:
+                append.request_id, append.items, first = new, first, None
+            kept.append(append)
+        self.queue = kept
+
     def void(self, request_id: str | None = None) -> int:
         """Drop what is queued (of one request, or all); returns the audio bytes dropped."""
         kept: deque[PendingAppend] = deque()
