@@ -286,6 +286,57 @@ def test_a_second_answer_waits_for_the_first() -> None:
     assert [e.full_text for e in world.of(ResponseDone)] == ["One.", "Two."]
 
 
+@pytest.mark.parametrize("unit_ms", [80, 1_000, 0])
+def test_a_turn_that_was_refused_is_heard_before_the_next_one(unit_ms: int) -> None:
+    world = World(MANUAL, capabilities=structs.replace(BY_CLIENT, unit_ms=unit_ms), auto=False)
+    first, second = b"\x01\x40" * 3_300, b"\x02\x40" * 5_000
+    world.append(first)
+    world.send(CommitAudio(create_response=True))
+    world.answer(world.take(SubmitAppend), ok=False)
+    assert world.last(ResponseDone).status == "failed"
+    world.append(second)
+    world.send(CommitAudio(create_response=True))
+    world.answer_all()
+    again = world.submits[1:]
+    unit = RATE * unit_ms // 1000 * 2
+    padding = bytes(-len(first) % unit) if unit else b""
+    assert b"".join(s.audio for s in again).startswith(first + padding + second)
+    assert {len(s.audio) for s in again} == {unit or len(first + second)}
+    assert [s.final for s in again] == [False] * (len(again) - 1) + [True]
+
+
+@pytest.mark.parametrize("unit_ms", [80, 0])
+def test_a_turn_that_was_refused_may_be_answered_all_the_same(unit_ms: int) -> None:
+    world = World(MANUAL, capabilities=structs.replace(BY_CLIENT, unit_ms=unit_ms), auto=False)
+    world.append(audio("S" * 20))
+    world.send(CommitAudio(create_response=True))
+    world.answer(world.take(SubmitAppend), ok=False)
+    count = len(world.submits)
+    world.send(CreateResponse())
+    world.answer_all()
+    again = world.submits[count:]
+    assert b"".join(s.audio for s in again) == audio("S" * 20) and again[-1].final and again[-1].respond
+    world.speak(speech("Yes.", 200), TurnEnded())
+    world.advance(1.0)
+    assert world.last(ResponseDone).status == "completed"
+    world.send(CreateResponse(event_id="nothing"))
+    assert world.last(ErrorRaised).code is ErrorCode.RESPONSE_CREATE_WITHOUT_INPUT
+
+
+def test_many_units_that_were_refused_are_fed_as_units_when_silence_is_due() -> None:
+    world = World(MANUAL, capabilities=NATIVE, auto=False)
+    world.append(audio("S" * 5))
+    world.answer(world.take(SubmitAppend))
+    world.append(audio("S" * 10))
+    world.answer(world.take(SubmitAppend), ok=False)
+    world.append(b"\x01\x40")
+    world.answer_all()
+    world.speak(speech("One.", 80))
+    world.advance(0.2)
+    world.answer_all()
+    assert {len(s.audio) for s in world.submits} == {UNIT}
+
+
 def test_detected_turns_of_a_model_whose_turns_the_client_ends() -> None:
     world = World(SessionConfig(turn_detection=ServerVad()), capabilities=BY_CLIENT)
     world.say("." * 30 + "S" * 20 + "." * 20)

@@ -24,7 +24,7 @@ from duologue.engine.duplex.commands import (
     RetrieveItem,
     TruncateItem,
 )
-from duologue.engine.duplex.core import answers, aside, cancel, hearing, pacing, tools
+from duologue.engine.duplex.core import answers, aside, cancel, hearing, pacing, resident, tools
 from duologue.engine.duplex.core.history import History, Item
 from duologue.engine.duplex.core.responses import Response
 from duologue.engine.duplex.core.state import SessionState
@@ -76,7 +76,7 @@ def create_response(s: SessionState, command: CreateResponse) -> None:
     spoken = next((item for item in reversed(unanswered) if _was_heard(s, item)), None)
     if spoken is not None and options.context is None:
         answers.want(s, spoken.item_id, options)
-    elif s.capabilities.supports_text_turns or _result_waits(s):
+    elif s.capabilities.supports_text_turns or _result_waits(s) or resident.waits(s):
         answers.want(s, None, options)
     elif unanswered:
         s.error(

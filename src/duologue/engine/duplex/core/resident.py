@@ -100,22 +100,31 @@ def commit(s: SessionState, committed: CommittedTurn, *, create_response: bool) 
     buffer = s.resident.buffer
     if not s.auto_responds:
         buffer += committed.audio  # otherwise it was fed as it came
-    unit = _unit_bytes(s)
-    if unit and len(buffer) % unit:
-        buffer += bytes(unit - len(buffer) % unit)
-    step = unit or len(buffer)
-    for start in range(0, len(buffer), max(1, step)):
-        last = start + step >= len(buffer)
-        s.tail.enqueue(
-            _piece(s, bytes(buffer[start : start + step]), final=last, respond=create_response and s.response is None)
-        )
-    buffer.clear()
+    _flush(s, final=True, respond=create_response and s.response is None)
     if create_response and not s.auto_responds:
         if s.response is None:
             answers.new_response(s, committed.item_id, ResponseOptions(), _record(s))
         else:
             answers.want(s, committed.item_id, ResponseOptions())
     submission.pump(s)
+
+
+def _flush(s: SessionState, *, final: bool = False, respond: bool = True) -> None:
+    """All input goes to the model, unit by unit, the last padded with silence."""
+    buffer = s.resident.buffer
+    unit = _unit_bytes(s)
+    if unit:
+        buffer += bytes(-len(buffer) % unit)
+    step = unit or len(buffer)
+    for start in range(0, len(buffer), max(1, step)):
+        last = start + step >= len(buffer)
+        s.tail.enqueue(_piece(s, bytes(buffer[start : start + step]), final=final and last, respond=respond))
+    buffer.clear()
+
+
+def waits(s: SessionState) -> bool:
+    """Whether a turn waits that the model refused, so that it may be asked to answer it all the same."""
+    return s.resident_family and not s.auto_responds and bool(s.resident.buffer)
 
 
 def tell(s: SessionState, result: HistoryEntry) -> None:
@@ -138,9 +147,15 @@ def tell(s: SessionState, result: HistoryEntry) -> None:
 
 
 def respond(s: SessionState, item_id: str | None, options: ResponseOptions) -> None:
-    """The client asks for an answer to what was committed: a unit of silence with that wish goes to the model."""
+    """The client asks for an answer: input that waits goes to the model with that wish, or else a unit of silence.
+
+    A turn that the model refused waits like that; silence before it would have the model answer what it never heard.
+    """
     answers.new_response(s, item_id, options, _record(s))
-    s.tail.enqueue(_piece(s, bytes(_silence_bytes(s)), final=True))
+    if s.resident.buffer:
+        _flush(s, final=True)
+    else:
+        s.tail.enqueue(_piece(s, bytes(_silence_bytes(s)), final=True))
     submission.pump(s)
 
 
@@ -220,15 +235,18 @@ def continuation_due(s: SessionState) -> None:
     buffer = s.resident.buffer
     if buffer:
         # Input that fills no unit must not wait for ever, nor be overtaken by silence: pad it to one.
-        audio = bytes(buffer) + bytes(max(0, unit - len(buffer)))
-        buffer.clear()
-        s.tail.enqueue(_piece(s, audio))
+        buffer += bytes(max(0, unit - len(buffer)))
+        _flush(s)
     else:
         s.tail.enqueue(_piece(s, bytes(unit), silence=True, listen=silence.units >= limit and owner != LISTENING))
     submission.pump(s)
 
 
 def give_back(s: SessionState, failed: list[PendingAppend]) -> None:
-    """Units that no stage took return to the front of the input, in order."""
+    """Units that no stage took return to the front of the input, in order and as they were cut.
+
+    The silence that fills the last unit of a turn stays: without it a unit would hold the end of one turn and the beginning
+    of the next, which were not said together, and a unit that was refused would not be fed again as it was.
+    """
     audio = b"".join(append.audio for append in failed if not append.silence)
     s.resident.buffer[:0] = audio
