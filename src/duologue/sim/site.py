@@ -82,6 +82,7 @@ class Site:
         self.config = DuplexSessionRuntimeConfig(**self.plan.runtime)  # type: ignore[arg-type]
         self.limits = ConnectionLimits(**self.plan.limits)  # type: ignore[arg-type]
         self.stopped_at: float | None = None
+        self._pipes: dict[asyncio.Task[None], Pipe] = {}
         self.crashed = False
         self._handed: dict[str, int] = {}
         self._life: asyncio.Task[None] | None = None
@@ -215,7 +216,11 @@ class Site:
             name=f"connection {pipe.name}",
         )
         pipe.task = task
-        task.add_done_callback(lambda _: pipe.over())
+        self._pipes[task] = pipe
+        task.add_done_callback(self._disconnected)
+
+    def _disconnected(self, task: asyncio.Task[None]) -> None:
+        self._pipes.pop(task).over()
 
     def halt(self) -> None:
         """The engine is told to stop although its server has not drained."""
@@ -246,6 +251,8 @@ class Site:
     def heal(self) -> None:
         """From now on nothing goes wrong any more."""
         self.desk.heal()
+        for pipe in list(self._pipes.values()):
+            pipe.heal()
         self.hooks.healed = True
         self._healing.healed = True
         for faults in self._replica_faults:

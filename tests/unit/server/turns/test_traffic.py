@@ -282,8 +282,8 @@ async def test_an_abort_that_a_stage_refuses_is_repeated(runtime: Runtime) -> No
         call = place.call(CHAT, body())
         await asyncio.sleep(1)
         call.leave()
-        await asyncio.sleep(5)
-        assert len(told) == 3
+        await asyncio.sleep(15)
+        assert len(told) >= 3  # by whoever asked, and by the engine, each until it is done
         assert place.busy() == {}
 
 
