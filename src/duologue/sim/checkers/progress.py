@@ -46,7 +46,7 @@ def check(evidence: Evidence) -> Iterator[Violation]:
 
 def _steady(person: Person) -> bool:
     away = any(isinstance(step, Deaf | Stall | Kill | Lose) for step in (*person.voice, *person.hands))
-    return not (away or person.leave == "vanish" or person.work or person.hooks)
+    return not (away or person.leave in ("vanish", "hang_up") or person.work or person.hooks)
 
 
 def _goes_on(session: SessionEvidence) -> Iterator[Violation]:
