@@ -193,7 +193,7 @@ class SocketShell:
                 case CloseSocket():
                     self._closing = action
                 case AbortSocket():
-                    self._transport.abort()
+                    self.abort()  # also for the reader, which may be waiting until it may read again
 
     async def _ask(self, message: ControlMessage) -> None:
         result = await ask(self._engine, message)
