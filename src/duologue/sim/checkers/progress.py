@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from duologue.engine.duplex.events import (
-    ErrorRaised,
     ResponseAudio,
     ResponseCreated,
     ResponseDone,
@@ -94,10 +93,17 @@ def _deaths(session: SessionEvidence) -> Iterator[Violation]:
         return
     if session.site.plan.load_ms:
         return
+    begun: dict[str, float] = {}
     for told in session.told:
         event = told.event
-        lost = isinstance(event, ResponseDone) and event.error is ErrorCode.REPLICA_UNAVAILABLE
-        lost |= isinstance(event, ErrorRaised) and event.code is ErrorCode.REPLICA_UNAVAILABLE
+        if isinstance(event, ResponseCreated):
+            begun[event.response_id] = told.at
+        # Not what begins at the very moment: for that the replica is missing rather than lost.
+        lost = (
+            isinstance(event, ResponseDone)
+            and event.error is ErrorCode.REPLICA_UNAVAILABLE
+            and begun.get(event.response_id, told.at) < told.at
+        )
         if not lost and not isinstance(event, SessionRecovered):
             continue
         dead = [held for at, held in seen.deaths if at == told.at]
