@@ -110,12 +110,15 @@ def test_an_answer_that_was_made_to_its_end_plays_on() -> None:
     ask(world)
     world.reply("All of it.", 3_000)
     world.advance(0.5)
+    before = len(world.of(ResponseAudio))
     world.apply(LOST)
     world.apply(Replaced())
     assert not world.of(ResponseDone)
     world.advance(4.0)
     assert world.last(ResponseDone).status == "completed"
     assert sum(event.duration_ms for event in world.of(ResponseAudio)) == 3_000
+    # Content of an epoch that has ended would not leave the engine.
+    assert {event.epoch for event in world.of(ResponseAudio)[before:]} == {world.state.fences.epoch}
 
 
 def test_what_is_being_said_is_heard_from_its_beginning_by_the_new_placement() -> None:

@@ -35,6 +35,8 @@ def lost(s: SessionState, item: ReplicaLost) -> None:
     cancel.leave_placement(s)
     aside.lost(s, item.message)
     s.resident.rebuild = s.resident_family
+    if response is None and s.response is not None:
+        s.response.epoch = s.fences.epoch  # what is left of it leaves in the new epoch
     if response is not None:
         if again is None:
             s.error(ErrorCode.REPLICA_UNAVAILABLE, item.message, response_id=response.response_id)
