@@ -46,7 +46,12 @@ def _asked(session: SessionEvidence) -> Iterator[Violation]:
     )
     begin, end = session.told[0].at, session.told[-1].at
     commands = session.site.seen.commands.get(session.session_id, ())
-    asked = [at for at, c in commands if isinstance(c, CommitAudio | CreateResponse) and begin <= at < end]
+    named = {told.event.event_id for told in session.told if isinstance(told.event, ErrorRaised)} - {None}
+    asked = [
+        at
+        for at, command in commands
+        if isinstance(command, CommitAudio | CreateResponse) and begin <= at < end and command.event_id not in named
+    ]
     for told in session.told:
         refused = isinstance(told.event, ErrorRaised) and told.event.code is ErrorCode.RATE_LIMITED
         if refused and told.at in asked:
