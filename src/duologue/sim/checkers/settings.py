@@ -51,7 +51,8 @@ def _fed(session: SessionEvidence, name: str) -> Iterator[Violation]:
         oldest = bisect_right(starts, found) - 1
         if found < reached or size < len(planned.audio):  # fed again, or it waited for the rest of a unit
             newest = len(changes) - 1
-        if bisect_right(made, planned.at) > bisect_right(done, planned.at):  # an answer is in progress
+        # An answer is in progress; one that ended at this very moment may have ended after it.
+        if bisect_right(made, planned.at) > bisect_left(done, planned.at):
             oldest = 0
         reached = max(reached, position)
         known = [index for index, (_, text) in enumerate(changes) if text == planned.instructions]
