@@ -114,16 +114,26 @@ def _lies(person: Person) -> bool:
 
 def _stopped(session: SessionEvidence) -> Iterator[Violation]:
     """A cancel stops the stages, and not only what the client sees of them."""
-    ended = [
-        (told.event.epoch, told.at)
-        for told in session.told
-        if isinstance(told.event, ResponseDone) and told.event.status == "cancelled"
-    ]
-    for made in session.site.seen.output if ended else ():
+    created = {told.event.response_id: told.event for told in session.told if isinstance(told.event, ResponseCreated)}
+    ended: list[tuple[int, float]] = []
+    beside: dict[
+        str, float
+    ] = {}  # by what its request's name ends with: of no epoch, and stopped by its own cancel alone
+    for told in session.told:
+        if not isinstance(told.event, ResponseDone) or told.event.status != "cancelled":
+            continue
+        response_id = told.event.response_id
+        if response_id in created and created[response_id].out_of_band:
+            beside[response_id.rpartition("-")[2]] = told.at
+        else:
+            ended.append((told.event.epoch, told.at))
+    for made in session.site.seen.output if ended or beside else ():
         if session_of(made.request_id) != session.session_id:
             continue
         epoch = epoch_of(made.request_id)
+        own = "-aside-" in made.request_id
         at = min((at for of, at in ended if of >= epoch), default=None)
+        at = beside.get(made.request_id.rpartition("-aside-")[2]) if own else at
         if at is not None and made.at > at + STOP_S:
             text = f"stage {made.stage} works for epoch {epoch} {made.at - at:.3f} s after its end"
             yield Violation("S1", f"{session.session_id}: {text}")

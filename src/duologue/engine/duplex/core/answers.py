@@ -223,7 +223,7 @@ def _deliver_held(s: SessionState, record: StageRequestRecord, response: Respons
 
 def model_spoke(s: SessionState, item: ModelSpoke) -> None:
     """Results of one stage output. The one place where staleness of outputs is judged."""
-    beside = s.asides.get(item.request_id)
+    beside = aside.working(s, item.request_id)
     if beside is not None:
         aside.model_spoke(s, beside, item)
         return

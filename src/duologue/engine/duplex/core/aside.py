@@ -1,8 +1,10 @@
-"""Responses outside the conversation: text beside whatever is said in it.
+"""Responses outside the conversation: text or speech beside whatever is said in it.
 
 Rules kept here: such a response reads the conversation (or the input it is given) as it stands when it is asked for, and
 changes nothing of it; it lives beside epochs: what stops the conversation's answer does not stop it; it is submitted in its
 turn, since one submission is in flight at a time; each has exactly one terminal; so many may be open as answers may wait.
+Its sound has a line of its own: it leaves at the pace at which it can be played, whatever else is played, and says nothing of
+what was heard of the conversation.
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ import msgspec
 
 from duologue.engine.duplex.commands import CreateResponse
 from duologue.engine.duplex.core import answers, pacing, submission
-from duologue.engine.duplex.core.effects import AbortRequests, ReleaseRequests
+from duologue.engine.duplex.core.effects import AbortRequests, InvalidateOutput, ReleaseRequests
 from duologue.engine.duplex.core.history import Item
 from duologue.engine.duplex.core.items import ModelSpoke
+from duologue.engine.duplex.core.outbox import AudioEntry, Entry
 from duologue.engine.duplex.core.responses import Aside, Response
 from duologue.engine.duplex.core.state import SessionState
 from duologue.engine.duplex.events import (
     CancelReason,
     FunctionCalled,
+    ResponseAudio,
     ResponseCreated,
     ResponseDone,
     ResponseStatus,
@@ -52,15 +56,22 @@ def create(s: SessionState, command: CreateResponse) -> None:
         s.error(code, message, event_id=command.event_id, param=param)
         return
     fence = s.fences.current
+    modality = options.modality or s.config.output_modality
     response_id = f"resp-{s.session_id}-{fence.epoch}-{s.ids.next_hex()}"
-    item = Item(item_id=f"item_{response_id}", role="assistant", status="in_progress", response_id=response_id)
+    item = Item(
+        item_id=f"item_{response_id}",
+        role="assistant",
+        status="in_progress",
+        has_audio=modality == "audio",
+        response_id=response_id,
+    )
     response = Response(
         response_id=response_id,
         item=item,
         epoch=fence.epoch,
         turn_id=fence.turn_id,
-        config=answers.config_for(s, options, "text"),
-        modality="text",
+        config=answers.config_for(s, options, modality),
+        modality=modality,
         options=options,
         created_at=s.now,
     )
@@ -74,8 +85,10 @@ def create(s: SessionState, command: CreateResponse) -> None:
             item_id=item.item_id,
             epoch=fence.epoch,
             turn_id=fence.turn_id,
-            modality="text",
+            modality=modality,
             metadata=options.metadata,
+            voice=response.config.voice,
+            output_format=response.config.output_format,
             out_of_band=True,
             max_output_tokens=response.config.max_output_tokens,
         )
@@ -87,9 +100,6 @@ def _refusal(s: SessionState, command: CreateResponse) -> tuple[ErrorCode, str, 
     if s.resident_family or not s.capabilities.supports_text_turns:
         message = "This model answers within the conversation only; omit conversation, or use 'auto'."
         return ErrorCode.UNSUPPORTED_RESPONSE_OPTIONS, message, "response.conversation"
-    if (command.options.modality or s.config.output_modality) != "text":
-        message = "A response outside the conversation is written, not spoken: set output_modalities to ['text']."
-        return ErrorCode.UNSUPPORTED_RESPONSE_OPTIONS, message, "response.output_modalities"
     if len(s.asides) >= s.runtime.max_pending_turns_per_session:
         message = f"{len(s.asides)} responses outside the conversation are open, which is the limit."
         return ErrorCode.INPUT_BACKPRESSURE, message, None
@@ -98,7 +108,7 @@ def _refusal(s: SessionState, command: CreateResponse) -> tuple[ErrorCode, str, 
 
 def settled(s: SessionState, request_id: str, failure: tuple[ErrorCode, str] | None) -> None:
     """The stage took the submission, or did not (``failure``); it may not be wanted any more."""
-    aside = s.asides.get(request_id)
+    aside = working(s, request_id)
     if aside is None:
         s.do(AbortRequests(request_ids=(request_id,)))
     elif failure is not None:
@@ -117,18 +127,18 @@ def model_spoke(s: SessionState, aside: Aside, item: ModelSpoke) -> None:
             return
     if item.finished:
         s.do(ReleaseRequests(request_ids=(aside.request_id,)))
+        aside.ended = True
         if aside.response.generating:
             aside.response.advance("generated")
-        aside.response.advance("drained")
-        _finish(s, aside, *aside.response.drained)
+    release(s)
 
 
 def _apply(s: SessionState, aside: Aside, result: ModelResult) -> None:
     response = aside.response
     match result:
         case Speech():
-            if response.generating and result.text:
-                _say(s, response, result.text)
+            if response.generating and (result.text or result.audio):
+                _say(s, aside, result)
         case CutShort():
             response.cut_short = result.reason
         case FunctionCall():
@@ -146,13 +156,22 @@ def _apply(s: SessionState, aside: Aside, result: ModelResult) -> None:
             assert_never(result)
 
 
-def _say(s: SessionState, response: Response, text: str) -> None:
-    response.advance("content")
-    response.spoken.extend(text, 0, s.capabilities.output_rate_hz, ())
-    event = ResponseText(
-        response_id=response.response_id, item_id=response.item.item_id, epoch=response.epoch, text=text
-    )
-    s.emit(event, response_id=response.response_id)
+def _say(s: SessionState, aside: Aside, result: Speech) -> None:
+    response = aside.response
+    rate_hz = result.rate_hz or s.capabilities.output_rate_hz
+    if response.modality == "audio":
+        response.advance("content")
+        marks = tuple((mark.chars, mark.end_ms) for mark in result.marks)
+        if response.spoken.extend(result.text, len(result.audio) // 2, rate_hz, marks):
+            s.acted["marks"] += 1
+        aside.line.push(AudioEntry(response.response_id, result.audio, rate_hz, result.text))
+    elif result.text:
+        response.advance("content")
+        response.spoken.extend(result.text, 0, rate_hz, ())
+        event = ResponseText(
+            response_id=response.response_id, item_id=response.item.item_id, epoch=response.epoch, text=result.text
+        )
+        s.emit(event, response_id=response.response_id)
 
 
 def _call(s: SessionState, response: Response, result: FunctionCall) -> None:
@@ -170,7 +189,87 @@ def _call(s: SessionState, response: Response, result: FunctionCall) -> None:
     )
 
 
+# -- pace ----------------------------------------------------------------------------------------------------------------
+
+
+def speaking(s: SessionState) -> bool:
+    """Whether sound waits for its time."""
+    return any(aside.line.queue for aside in s.asides.values())
+
+
+def release(s: SessionState) -> None:
+    """Let everything leave whose time has come, on each line for itself, and end what has nothing more to say."""
+    s.beside_at = None
+    for aside in list(s.asides.values()):
+        while aside.line.queue and s.lease.attached and _release_audio(s, aside, aside.line.queue[0]):
+            pass
+        if not aside.ended:
+            pacing.mind(s, aside, aside.line.backlog_ms)
+        elif not aside.line.queue:
+            aside.response.advance("drained")
+            _finish(s, aside, *aside.response.drained)
+
+
+def _release_audio(s: SessionState, aside: Aside, entry: Entry) -> bool:
+    """Let one slice leave; false if it is not due yet, or the socket has no room."""
+    assert isinstance(entry, AudioEntry)  # an aside's line holds nothing else
+    line, clock, response, size_ms = aside.line, aside.clock, aside.response, s.runtime.audio_delta_ms
+    now, at = pacing.due(s, clock, min(entry.rest_ms, float(size_ms)))
+    if not now:
+        if at is not None:
+            s.beside_at = at if s.beside_at is None else min(s.beside_at, at)
+        return False
+    if not s.has_room(line.slice_bytes(entry, size_ms) * 4 // 3 + len(entry.words)):
+        return False  # taking what is out comes back here
+    audio, duration_ms, text = line.slice(entry, size_ms)
+    start_ms = response.item.sent_ms
+    response.item.sent_ms += duration_ms
+    clock.released_ms += duration_ms
+    event = ResponseAudio(
+        response_id=response.response_id,
+        item_id=response.item.item_id,
+        epoch=response.epoch,
+        audio=audio,
+        rate_hz=entry.rate_hz,
+        start_ms=int(start_ms),
+        duration_ms=round(duration_ms),
+        text=text,
+    )
+    s.emit(event, response_id=response.response_id, beside_ms=duration_ms)
+    return True
+
+
+def taken(s: SessionState, number: int) -> None:
+    """The socket has everything up to ``number``; to be said before the outbox forgets what that was."""
+    for entry in s.outbox.released:
+        if entry.number > number:
+            break
+        aside = named(s, entry.response_id) if entry.beside_ms > 0.0 else None
+        if aside is not None:
+            aside.clock.taken(entry.beside_ms, s.now)
+
+
+def _withdraw(s: SessionState, aside: Aside) -> None:
+    """Stop the request; nothing more of the response may be sent, and it is what was sent."""
+    if not aside.ended:
+        s.do(AbortRequests(request_ids=(aside.request_id,)))
+    aside.line.remove(aside.response.response_id)
+    item = aside.response.item
+    untaken_ms = s.outbox.withdraw(aside.response.response_id)
+    if untaken_ms is not None:
+        item.sent_ms -= untaken_ms
+        s.do(InvalidateOutput(response_id=aside.response.response_id))
+    if item.has_audio:
+        item.soft_cut_ms = item.sent_ms
+
+
 # -- the end -------------------------------------------------------------------------------------------------------------
+
+
+def working(s: SessionState, request_id: str) -> Aside | None:
+    """Whom the request of this id works for, if it is for a response outside the conversation and not over."""
+    aside = s.asides.get(request_id)
+    return aside if aside is not None and not aside.ended else None
 
 
 def named(s: SessionState, response_id: str | None) -> Aside | None:
@@ -180,15 +279,14 @@ def named(s: SessionState, response_id: str | None) -> Aside | None:
 
 def cancel(s: SessionState, aside: Aside) -> None:
     """The client does not want it any more."""
-    s.do(AbortRequests(request_ids=(aside.request_id,)))
-    pacing.invalidate(s, aside.response.response_id, None)
+    _withdraw(s, aside)
     aside.response.advance("cancelled")
     _finish(s, aside, "cancelled", reason="client_cancelled")
 
 
 def fail(s: SessionState, aside: Aside, code: ErrorCode, message: str) -> None:
     """A stage, or the model, gave up on it."""
-    s.do(AbortRequests(request_ids=(aside.request_id,)))
+    _withdraw(s, aside)
     s.error(code, message, response_id=aside.response.response_id)
     aside.response.advance("failed")
     _finish(s, aside, "failed", error=code, message=message)
@@ -196,7 +294,7 @@ def fail(s: SessionState, aside: Aside, code: ErrorCode, message: str) -> None:
 
 def lost(s: SessionState, message: str) -> None:
     """A replica is gone: what was submitted may have been there, and what it was asked is not asked again."""
-    for aside in [aside for aside in s.asides.values() if aside.submitted]:
+    for aside in [aside for aside in s.asides.values() if aside.submitted and not aside.ended]:
         fail(s, aside, ErrorCode.REPLICA_UNAVAILABLE, message)
 
 
@@ -228,11 +326,12 @@ def _finish(
             reason=reason,
             error=error,
             error_message=message,
-            modality="text",
+            modality=response.modality,
             item=response.item.view() if response.has_content else None,
             calls=tuple(call.view() for call in response.calls),
             full_text=response.spoken.text,
+            audio_ms=response.spoken.audio_ms,
             metadata=response.metadata,
-            usage=msgspec.structs.replace(response.usage, output_audio_ms=0),
+            usage=msgspec.structs.replace(response.usage, output_audio_ms=response.spoken.audio_ms),
         )
     )

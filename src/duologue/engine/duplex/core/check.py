@@ -34,6 +34,11 @@ def deep(s: SessionState) -> None:
     playback = s.playback
     require(0.0 <= playback.position(s.now) <= playback.taken_ms + 1e-6, "playback is ahead of what was handed over")
     require(playback.taken_ms <= playback.released_ms + 1e-6, "more was taken than released")
+    for aside in s.asides.values():
+        clock, response_id = aside.clock, aside.response.response_id
+        waiting = sum(entry.beside_ms for entry in s.outbox.released if entry.response_id == response_id)
+        require(abs(clock.released_ms - clock.taken_ms - waiting) < 1e-3, "what was said beside does not add up")
+        require(not aside.ended or bool(aside.line.queue), f"{response_id} said all and is open")
     untaken = sum(entry.audio_ms for entry in s.outbox.released)
     require(abs(playback.released_ms - playback.taken_ms - untaken) < 1e-3, "released audio does not add up")
     require(

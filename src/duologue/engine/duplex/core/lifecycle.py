@@ -314,6 +314,8 @@ def timers(s: SessionState) -> None:
         return
     if s.pace_at is not None and now >= s.pace_at:
         pacing.release(s)
+    if s.beside_at is not None and now >= s.beside_at:
+        aside.release(s)
     overlap = s.overlap
     if overlap is not None and now >= overlap.decide_at:
         interruption.evaluate(s)

@@ -40,12 +40,16 @@ class DoneEntry:
 
 @dataclass(slots=True, frozen=True)
 class Released:
-    """One event that left and is not yet taken."""
+    """One event that left and is not yet taken.
+
+    ``audio_ms`` lies on the conversation's playback line, ``beside_ms`` is the sound of a response outside the conversation.
+    """
 
     number: int
     size_bytes: int
     audio_ms: float
     response_id: str | None
+    beside_ms: float = 0.0
 
 
 Entry = AudioEntry | DoneEntry
@@ -89,10 +93,10 @@ class Outbox:
                 self.backlog_ms = 0.0
         return piece, duration_ms, text
 
-    def release(self, size_bytes: int, audio_ms: float, response_id: str | None) -> int:
+    def release(self, size_bytes: int, audio_ms: float, response_id: str | None, beside_ms: float = 0.0) -> int:
         """Account one event that leaves; returns its number."""
         self.numbers += 1
-        self.released.append(Released(self.numbers, size_bytes, audio_ms, response_id))
+        self.released.append(Released(self.numbers, size_bytes, audio_ms, response_id, beside_ms))
         self.released_bytes += size_bytes
         return self.numbers
 
@@ -113,4 +117,4 @@ class Outbox:
             return None
         self.released = deque(entry for entry in self.released if entry.response_id != response_id)
         self.released_bytes -= sum(entry.size_bytes for entry in withdrawn)
-        return sum(entry.audio_ms for entry in withdrawn)
+        return sum(entry.audio_ms + entry.beside_ms for entry in withdrawn)

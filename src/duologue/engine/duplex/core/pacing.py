@@ -7,11 +7,13 @@ sessions never wait; a backlog beyond the high-water mark pauses the stages that
 from __future__ import annotations
 
 from duologue.config.session import ServerVad, SessionConfig
-from duologue.engine.duplex.core import answers, submission
+from duologue.engine.duplex.core import answers, aside, submission
 from duologue.engine.duplex.core.effects import InvalidateOutput, SetPaused
 from duologue.engine.duplex.core.history import Item
 from duologue.engine.duplex.core.outbox import AudioEntry, DoneEntry
-from duologue.engine.duplex.core.responses import Response
+from duologue.engine.duplex.core.playback import PlaybackClock
+from duologue.engine.duplex.core.requests import StageRequestRecord
+from duologue.engine.duplex.core.responses import Aside, Response
 from duologue.engine.duplex.core.state import SessionState
 from duologue.engine.duplex.events import ResponseAudio
 
@@ -35,18 +37,26 @@ def release(s: SessionState) -> None:
         elif not _release_audio(s, response, entry):
             break
     mind_backlog(s)
+    if s.asides:
+        aside.release(s)
+
+
+def due(s: SessionState, clock: PlaybackClock, slice_ms: float) -> tuple[bool, float | None]:
+    """Whether ``slice_ms`` more may leave on the line of ``clock``; else when, ``None`` if only the socket can tell."""
+    send_ahead_ms = s.runtime.send_ahead_ms
+    ahead_ms = clock.released_ms - clock.position(s.now)
+    if send_ahead_ms is not None and ahead_ms > 0 and ahead_ms + slice_ms > send_ahead_ms + 0.01:
+        # None while the clock waits for the socket: taking what is out moves it, and comes back here.
+        return False, clock.reaches_at(clock.released_ms + slice_ms - send_ahead_ms)
+    return True, None
 
 
 def _release_audio(s: SessionState, response: Response, entry: AudioEntry) -> bool:
     """Let one slice leave; false if it is not due yet."""
     playback, outbox = s.playback, s.outbox
     slice_ms = min(entry.rest_ms, float(s.runtime.audio_delta_ms))
-    send_ahead_ms = s.runtime.send_ahead_ms
-    position = playback.position(s.now)
-    ahead_ms = playback.released_ms - position
-    if send_ahead_ms is not None and ahead_ms > 0 and ahead_ms + slice_ms > send_ahead_ms + 0.01:
-        # None while the clock waits for the socket: taking what is out moves it, and comes back here.
-        s.pace_at = playback.reaches_at(playback.released_ms + slice_ms - send_ahead_ms)
+    now, s.pace_at = due(s, playback, slice_ms)
+    if not now:
         return False
     if not s.has_room(outbox.slice_bytes(entry, s.runtime.audio_delta_ms) * 4 // 3 + len(entry.words)):
         return False  # the socket is the pace: taking what is out comes back here
@@ -80,32 +90,42 @@ def mind_backlog(s: SessionState) -> None:
     """Pause the stages of whatever is too far ahead, and let them go on when it is not."""
     response = s.response
     speaking = response.request_id if response is not None else None
-    high = s.runtime.max_backlog_ms
     resumed = False
     for record in s.requests.records.values():
         backlog_ms = s.outbox.backlog_ms if record.request_id == speaking else record.held_ms
         if record.purpose == "resident":
             backlog_ms = s.outbox.backlog_ms + s.sequel.audio_ms  # whichever of its requests made it
-        if not record.paused and backlog_ms >= high:
-            record.paused = True
-            s.acted["backlog"] += 1
-            s.do(SetPaused(request_id=record.request_id, paused=True))
-        elif record.paused and backlog_ms < high / 2:
-            record.paused = False
-            s.do(SetPaused(request_id=record.request_id, paused=False))
-            resumed = True
+        resumed |= mind(s, record, backlog_ms)
     if resumed and s.resident_family:
         submission.pump(s)  # it is not fed while it is paused
 
 
+def mind(s: SessionState, record: StageRequestRecord | Aside, backlog_ms: float) -> bool:
+    """Pause one request, or let it go on, by how much of what it made waits; true if it goes on."""
+    high = s.runtime.max_backlog_ms
+    if not record.paused and backlog_ms >= high:
+        record.paused = True
+        s.acted["backlog"] += 1
+        s.do(SetPaused(request_id=record.request_id, paused=True))
+    elif record.paused and backlog_ms < high / 2:
+        record.paused = False
+        s.do(SetPaused(request_id=record.request_id, paused=False))
+        return True
+    return False
+
+
 def taken(s: SessionState, number: int) -> None:
     """The socket has everything up to ``number``."""
+    if s.asides:
+        aside.taken(s, number)
     audio_ms = s.outbox.take(number)
     if audio_ms > 0.0:
         s.playback.taken(audio_ms, s.now)
         release(s)
     elif s.outbox.queue and s.pace_at is None:
         release(s)
+    elif s.asides:
+        aside.release(s)
 
 
 def withdraw(s: SessionState, response: Response) -> None:

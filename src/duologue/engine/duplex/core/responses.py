@@ -11,6 +11,8 @@ from duologue.engine.duplex.contracts import DuplexFence
 from duologue.engine.duplex.core.delays import AnswerClock
 from duologue.engine.duplex.core.heard import SpokenText
 from duologue.engine.duplex.core.history import Item
+from duologue.engine.duplex.core.outbox import Outbox
+from duologue.engine.duplex.core.playback import PlaybackClock
 from duologue.engine.duplex.core.tables import RESPONSE, advance
 from duologue.engine.duplex.events import ResponseStatus, Usage
 from duologue.engine.duplex.plugin import HistoryEntry
@@ -73,10 +75,18 @@ class Response:
 
 @dataclass(slots=True)
 class Aside:
-    """One response outside the conversation, and the request that works for it. ``history``: what it reads."""
+    """One response outside the conversation, and the request that works for it. ``history``: what it reads.
+
+    ``ended``: the request is over, and what is left of its sound waits in ``line`` for its time, by ``clock``, which is of
+    this response alone.
+    """
 
     request_id: str
     fence: DuplexFence
     response: Response
     history: tuple[HistoryEntry, ...]
     submitted: bool = False
+    ended: bool = False
+    paused: bool = False
+    line: Outbox = field(default_factory=Outbox)
+    clock: PlaybackClock = field(default_factory=PlaybackClock)

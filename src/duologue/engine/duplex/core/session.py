@@ -36,6 +36,7 @@ from duologue.engine.duplex.commands import (
 from duologue.engine.duplex.contracts import DuplexFence, DuplexModelSessionState
 from duologue.engine.duplex.core import (
     answers,
+    aside,
     barrier,
     cancel,
     check,
@@ -288,7 +289,7 @@ class DuplexEngineSession:
         if s.phase != "open":
             return None
         first = s.pace_at
-        for at in (s.silence.due_at, s.idle_at, s.rebuild_by):
+        for at in (s.silence.due_at, s.idle_at, s.rebuild_by, s.beside_at):
             if at is not None and (first is None or at < first):
                 first = at
         # Each of these costs a call, and is for a case that is seldom there.
@@ -307,7 +308,7 @@ class DuplexEngineSession:
     def bind_stage_request(self, stage_id: int, request_id: str, *, fence: DuplexFence) -> None:
         """Stage ``stage_id`` took ``request_id`` under ``fence``. Raises :class:`DuplexFenceMismatchError` if it is stale."""
         record = self._state.requests.get(request_id)
-        if request_id in self._state.asides:
+        if aside.working(self._state, request_id) is not None:
             return
         if record is None or fence.epoch != self._state.fences.epoch or fence.session_id != self.session_id:
             raise DuplexFenceMismatchError(
@@ -327,20 +328,22 @@ class DuplexEngineSession:
             busy=s.tail.in_flight is not None
             or bool(s.tail.queue and not s.resident_family)
             or bool(s.outbox.queue)
-            or s.playback.playing(now),
+            or s.playback.playing(now)
+            or aside.speaking(s),
         )
 
     def response_id_for_request(self, request_id: str) -> str | None:
         """The response that a live request works for."""
-        aside = self._state.asides.get(request_id)
-        if aside is not None:
-            return aside.response.response_id
+        beside = aside.working(self._state, request_id)
+        if beside is not None:
+            return beside.response.response_id
         record = self._state.requests.get(request_id)
         return record.response_id if record is not None else None
 
     def live_request_ids(self) -> tuple[str, ...]:
         """Ids of the stage requests that are alive."""
-        return (*self._state.requests.records, *self._state.asides)
+        beside = (key for key, entry in self._state.asides.items() if not entry.ended)
+        return (*self._state.requests.records, *beside)
 
     def tables(self) -> Mapping[str, int]:
         """Sizes of everything that must be empty when the session is at rest."""
@@ -360,12 +363,13 @@ class DuplexEngineSession:
     def held(self) -> Mapping[str, int]:
         """How much of what is bounded it holds now."""
         s = self._state
+        own_ms = s.outbox.backlog_ms + s.sequel.audio_ms
         return {
             "input_bytes": s.held_input_bytes,
             "turns": len(s.wanted),
             "untaken_events": len(s.outbox.released),
             "untaken_bytes": s.outbox.released_bytes,
-            "backlog_ms": round(s.outbox.backlog_ms + s.sequel.audio_ms),
+            "backlog_ms": round(max([own_ms, *(entry.line.backlog_ms for entry in s.asides.values())])),
             "items": len(s.history),
             "commands": len(s.behind),
         }

@@ -81,7 +81,7 @@ def stage_failed(s: SessionState, item: StageFailed) -> None:
     """A stage failed: the response it worked for fails; for a resident model, or a lost worker, the session ends."""
     if s.phase != "open":
         return
-    beside = s.asides.get(item.request_id) if item.request_id is not None else None
+    beside = aside.working(s, item.request_id) if item.request_id is not None else None
     if beside is not None and not item.session_ends:
         aside.fail(s, beside, item.code, item.message)
         return

@@ -273,6 +273,7 @@ class SessionState:
     cramped: bool = False  # the next piece of a resident model's input fits into no room that it will make by itself
     input_refused: bool = False
     pace_at: float | None = None
+    beside_at: float | None = None  # the same for what is said outside the conversation
     transcript_wait: float | None = None
     rebuild_by: float | None = None  # until then a new placement is waited for
     lost_message: str = ""
@@ -347,7 +348,9 @@ class SessionState:
             and outbox.released_bytes + size <= runtime.max_pending_output_bytes_per_session
         )
 
-    def emit(self, event: SessionEvent, *, audio_ms: float = 0.0, response_id: str | None = None) -> bool:
+    def emit(
+        self, event: SessionEvent, *, audio_ms: float = 0.0, response_id: str | None = None, beside_ms: float = 0.0
+    ) -> bool:
         """Let ``event`` leave, within the bounds on what was not yet taken; false if it could not."""
         if self.terminal_sent:
             return False
@@ -358,7 +361,7 @@ class SessionState:
             self.overflowed = True
             if not self._may_use_reserve(event, size):
                 return False
-        number = outbox.release(size, audio_ms, response_id)
+        number = outbox.release(size, audio_ms, response_id, beside_ms)
         self.effects.append(Emit(number=number, event=event))
         return True
 
