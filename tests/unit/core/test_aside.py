@@ -9,6 +9,7 @@ from duologue.audio.format import AudioFormat
 from duologue.config.session import SessionConfig
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
 from duologue.engine.duplex.commands import (
+    AckPlayback,
     BargeIn,
     CallOutput,
     CancelResponse,
@@ -18,21 +19,44 @@ from duologue.engine.duplex.commands import (
     InputItem,
     ItemReference,
     ResponseOptions,
+    RetrieveItem,
+    TruncateItem,
 )
-from duologue.engine.duplex.core.effects import SubmitAppend
-from duologue.engine.duplex.core.items import AppendFailed, Replaced, ReplicaLost, StageFailed
+from duologue.engine.duplex.core.effects import Emit, SetPaused, SubmitAppend
+from duologue.engine.duplex.core.items import (
+    AppendFailed,
+    Attached,
+    Detached,
+    OutputTaken,
+    Replaced,
+    ReplicaLost,
+    StageFailed,
+)
 from duologue.engine.duplex.events import (
+    AudioPart,
     ErrorRaised,
     FunctionCalled,
+    ItemRetrieved,
+    OverlapDecided,
+    PlaybackAcknowledged,
     ResponseAudio,
     ResponseCreated,
     ResponseDone,
     ResponseText,
+    SpeechStarted,
 )
-from duologue.engine.duplex.results import CutShort, FunctionCall, ModelFailed, Speech, TokensUsed, TurnEnded
+from duologue.engine.duplex.results import (
+    CutShort,
+    FunctionCall,
+    ModelFailed,
+    Speech,
+    TokensUsed,
+    TurnEnded,
+    UserTranscript,
+)
 from duologue.errors import ErrorCode
 from duologue.outputs import ToolDefinition
-from tests.unit.core.harness import CASCADE, MANUAL, NATIVE, World, audio
+from tests.unit.core.harness import CASCADE, MANUAL, NATIVE, VAD, World, audio, speech
 
 ASIDE = ResponseOptions(out_of_band=True, modality="text", metadata={"topic": "a"}, instructions="Classify.")
 SAID = CreateItem(item=InputItem(item_id="u", role="user", texts=("Hello.",)))
@@ -192,18 +216,13 @@ def test_the_session_s_end_is_its_end() -> None:
     assert submit.request_id in world.cleanups[0].request_ids
 
 
-@pytest.mark.parametrize(
-    ("world", "options", "param"),
-    [
-        (World(MANUAL, capabilities=NATIVE), ASIDE, "response.conversation"),
-        (World(MANUAL), ResponseOptions(out_of_band=True), "response.output_modalities"),
-    ],
-)
-def test_what_cannot_be_had_outside_the_conversation(world: World, options: ResponseOptions, param: str) -> None:
+@pytest.mark.parametrize("options", [ASIDE, ResponseOptions(out_of_band=True)])
+def test_a_resident_model_has_nothing_outside_the_conversation(options: ResponseOptions) -> None:
+    world = World(MANUAL, capabilities=NATIVE)
     world.send(CreateResponse(options=options, event_id="e"))
     error = world.last(ErrorRaised)
-    assert (error.code, error.param, error.event_id) == (ErrorCode.UNSUPPORTED_RESPONSE_OPTIONS, param, "e")
-    assert not world.of(ResponseCreated)
+    assert (error.code, error.event_id) == (ErrorCode.UNSUPPORTED_RESPONSE_OPTIONS, "e")
+    assert error.param == "response.conversation" and not world.of(ResponseCreated)
 
 
 def test_a_call_outside_the_conversation_is_nobody_s_to_answer() -> None:
@@ -216,6 +235,181 @@ def test_a_call_outside_the_conversation_is_nobody_s_to_answer() -> None:
     assert len(world.of(FunctionCalled)) == 1 and not world.state.history.items
     world.send(CreateItem(item=InputItem(role="tool", output=CallOutput(call.parts[0].call_id, "x"))))
     assert world.last(ErrorRaised).code is ErrorCode.TOOL_CALL_UNKNOWN
+
+
+# -- spoken --------------------------------------------------------------------------------------------------------------
+
+SPOKEN = ResponseOptions(out_of_band=True, modality="audio", metadata={"topic": "a"})
+PACED = DuplexSessionRuntimeConfig(send_ahead_ms=400, audio_delta_ms=100, max_backlog_ms=2_000)
+
+
+def spoken(ms: int, text: str = "Said beside it.", *, finished: bool = True, **world_options: object) -> World:
+    """A response outside the conversation of which the model has said ``ms``."""
+    world = World(MANUAL, runtime=PACED, **world_options)  # type: ignore[arg-type]
+    world.send(SAID)
+    aside(world, SPOKEN)
+    world.speak(speech(text, ms), *((TurnEnded(),) if finished else ()), finished=finished)
+    return world
+
+
+def sent_ms(world: World, response_id: str) -> int:
+    return sum(event.duration_ms for event in world.of(ResponseAudio) if event.response_id == response_id)
+
+
+def test_a_spoken_one_leaves_as_it_can_be_played() -> None:
+    world = spoken(1_000)
+    created = world.last(ResponseCreated)
+    assert (created.modality, world.submits[-1].config.output_modality) == ("audio", "audio")
+    assert sent_ms(world, created.response_id) == 400 and world.released == [world.submits[-1].request_id]
+    world.advance(0.35)
+    assert sent_ms(world, created.response_id) == 700 and not world.of(ResponseDone)
+    world.advance(0.26)
+    done = world.last(ResponseDone)
+    assert [event.start_ms for event in world.of(ResponseAudio)] == list(range(0, 1_000, 100))
+    assert (done.status, done.modality, done.audio_ms, done.usage.output_audio_ms) == (
+        "completed",
+        "audio",
+        1_000,
+        1_000,
+    )
+    assert done.item.parts[0].transcript == done.full_text == "Said beside it."
+    assert all(not count for count in world.core.tables().values())
+
+
+def test_a_session_that_speaks_speaks_beside_its_conversation_too() -> None:
+    world = World(MANUAL)
+    aside(world, ResponseOptions(out_of_band=True))
+    assert world.last(ResponseCreated).modality == "audio"
+
+
+def test_it_and_the_answer_of_the_conversation_are_paced_each_for_itself() -> None:
+    world = spoken(1_000)
+    world.append(audio("S" * 20))
+    world.send_turn("An answer.", 1_000)
+    aside_id, answer_id = (event.response_id for event in world.of(ResponseCreated))
+    assert (sent_ms(world, aside_id), sent_ms(world, answer_id)) == (400, 400)
+    world.advance(0.31)
+    assert (sent_ms(world, aside_id), sent_ms(world, answer_id)) == (700, 700)
+    world.advance(1.0)
+    assert [event.audio_ms for event in world.of(ResponseDone)] == [1_000, 1_000]
+
+
+def test_it_moves_nothing_of_what_was_heard_of_the_conversation() -> None:
+    world = spoken(1_000)
+    playback = world.state.playback
+    assert not world.state.answering and (playback.released_ms, playback.taken_ms) == (0.0, 0.0)
+    before = list(world.state.history.items)
+    world.send(AckPlayback(played_ms=200, response_id=world.last(ResponseCreated).response_id))
+    assert not world.last(PlaybackAcknowledged).history_committed
+    assert world.state.history.items == before and playback.position(world.now) == 0.0
+    world.send(TruncateItem(item_id=world.last(ResponseCreated).item_id, audio_end_ms=100))
+    assert world.last(ErrorRaised).code is ErrorCode.ITEM_NOT_FOUND
+
+
+@pytest.mark.parametrize("given", [None, "answer"])
+def test_it_reads_of_an_answer_in_progress_what_was_sent(given: str | None) -> None:
+    world = World(MANUAL, runtime=PACED)
+    world.append(audio("S" * 20))
+    world.send(CommitAudio(create_response=True))
+    world.speak(
+        UserTranscript(text="hi", final=True), speech("One. ", 300), speech("Two. ", 400), speech("Three.", 900)
+    )
+    item_id = world.last(ResponseCreated).item_id
+    options = SPOKEN if given is None else msgspec.structs.replace(SPOKEN, input=(ItemReference(item_id),))
+    world.send(RetrieveItem(item_id=item_id))
+    assert world.last(ItemRetrieved).item.parts[0] == AudioPart(transcript="One. T", duration_ms=400)
+    assert [entry.text for entry in aside(world, options).history][-1:] == ["One. T"]
+
+
+def test_speech_does_not_stop_it_and_is_no_interruption() -> None:
+    world = World(VAD, runtime=PACED)
+    world.send(SAID)
+    aside(world, SPOKEN)
+    world.speak(speech("Said beside it.", 2_000), TurnEnded(), finished=True)
+    response_id = world.last(ResponseCreated).response_id
+    world.say("." * 10 + "S" * 30)
+    assert world.of(SpeechStarted) and not world.of(OverlapDecided)
+    world.send(BargeIn())
+    world.advance(2.0)
+    assert sent_ms(world, response_id) == 2_000
+    (done,) = [event for event in world.of(ResponseDone) if event.response_id == response_id]
+    assert done.status == "completed"
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_cancel_takes_back_what_no_socket_took(finished: bool) -> None:
+    world = spoken(1_000, finished=finished, takes=False)
+    submit, created = world.submits[-1], world.last(ResponseCreated)
+    numbers = [effect.number for effect in world.effects if isinstance(effect, Emit)]
+    world.apply(OutputTaken(number=numbers[-3]))
+    world.send(CancelResponse(response_id=created.response_id))
+    assert world.invalidated == [created.response_id]
+    assert world.aborted == ([] if finished else [submit.request_id])
+    done = world.last(ResponseDone)
+    assert (done.status, done.item.parts[0].duration_ms) == ("cancelled", 200)
+    assert "Said beside it.".startswith(done.item.parts[0].transcript) and len(done.item.parts[0].transcript) < 15
+    world.takes = True
+    world.advance(3.0)
+    assert sent_ms(world, created.response_id) == 400, "nothing leaves after its end"
+
+
+def test_a_socket_that_takes_nothing_holds_it_back_and_its_stages_too() -> None:
+    world = spoken(3_000, finished=False, takes=False)
+    submit, response_id = world.submits[-1], world.last(ResponseCreated).response_id
+    world.advance(5.0)
+    assert sent_ms(world, response_id) == 400
+    assert [effect for effect in world.effects if isinstance(effect, SetPaused)] == [
+        SetPaused(request_id=submit.request_id, paused=True)
+    ]
+    world.takes = True
+    world.apply(OutputTaken(number=max(effect.number for effect in world.effects if isinstance(effect, Emit))))
+    world.advance(2.0)
+    assert [effect.paused for effect in world.effects if isinstance(effect, SetPaused)] == [True, False]
+    world.speak(TurnEnded(), finished=True)
+    world.advance(2.0)
+    assert (sent_ms(world, response_id), world.last(ResponseDone).status) == (3_000, "completed")
+
+
+def test_nobody_there_nothing_leaves() -> None:
+    world = World(MANUAL, runtime=PACED)
+    submit = aside(world, SPOKEN)
+    world.apply(Detached())
+    world.speak(speech("Said beside it.", 600), TurnEnded(), finished=True, request_id=submit.request_id)
+    assert not world.of(ResponseAudio) and not world.of(ResponseDone)
+    world.apply(Attached())
+    world.advance(1.0)
+    assert world.last(ResponseDone).status == "completed" and len(world.of(ResponseAudio)) == 6
+
+
+def test_what_was_made_to_its_end_outlives_its_replica_and_what_was_not_fails() -> None:
+    world = spoken(1_000)
+    other = aside(world, SPOKEN)
+    world.speak(speech("Half of", 200))
+    world.apply(ReplicaLost(message="gone"))
+    (failed,) = world.of(ResponseDone)
+    assert (failed.status, failed.response_id) == ("failed", world.of(ResponseCreated)[1].response_id)
+    assert world.aborted[-1] == other.request_id
+    world.advance(1.0)
+    assert [event.status for event in world.of(ResponseDone)] == ["failed", "completed"]
+
+
+def test_a_request_that_is_over_has_no_consequence_for_what_still_leaves() -> None:
+    world = spoken(1_000)
+    request_id = world.submits[-1].request_id
+    world.apply(StageFailed(request_id=request_id, code=ErrorCode.RUNTIME_STREAM_FAILED, message="late"))
+    world.speak(speech("More of it.", 200), request_id=request_id)
+    assert request_id not in world.core.live_request_ids()
+    world.plausible = False
+    world.advance(1.0)
+    assert (world.last(ResponseDone).status, world.last(ResponseDone).audio_ms) == ("completed", 1_000)
+
+
+def test_the_session_s_end_is_the_end_of_a_spoken_one() -> None:
+    world = spoken(1_000)
+    world.close()
+    assert (world.last(ResponseDone).status, world.aborted) == ("cancelled", [])
+    world.advance(1.0)
+    assert sent_ms(world, world.last(ResponseDone).response_id) == 400
 
 
 # -- what a response reads -----------------------------------------------------------------------------------------------

@@ -104,13 +104,6 @@ def test_options_of_an_answer_that_waits_are_kept_for_it() -> None:
     assert world.submits[-1].instructions == "Be terse."
 
 
-def test_responses_outside_the_conversation_are_refused_by_name() -> None:
-    world = asked(ResponseOptions(out_of_band=True))
-    error = world.last(ErrorRaised)
-    assert (error.code, error.event_id) == (ErrorCode.UNSUPPORTED_RESPONSE_OPTIONS, "create")
-    assert not world.of(ResponseCreated)
-
-
 def test_usage_counts_the_audio_of_the_turns_that_were_answered_and_of_the_answer() -> None:
     world = World(MANUAL)
     for script in ("S" * 20, "S" * 10):

@@ -179,6 +179,28 @@ def test_a_failed_answer_without_content_is_created_and_done() -> None:
     }
 
 
+def test_spoken_beside_an_answer_each_has_its_order_and_its_own_sound() -> None:
+    beside = msgspec.structs.replace(created("b", "j"), out_of_band=True)
+    one, other = bytes(range(0, 200, 2)) * 48, bytes(range(1, 201, 2)) * 48
+    frames = ga().say(
+        created("r", "i"),
+        audio("r", "i", pcm=one, text="Good "),
+        beside,
+        audio("b", "j", pcm=other, text="Beside."),
+        audio("r", "i", pcm=one, text="morning."),
+        done("b", "j", "Beside."),
+        audio("r", "i", pcm=one),
+        done("r", "i", "Good morning."),
+    )
+    for response_id, sent in (("r", one * 3), ("b", other)):
+        mine = [f for f in frames if response_id in (f.get("response_id"), f.get("response", {}).get("id"))]
+        names = list(dict.fromkeys(types(mine)))
+        assert names == [name for name in dict.fromkeys(GA_ANSWER) if name in names] and names[-1] == "response.done"
+        deltas = [frame["delta"] for frame in mine if frame["type"] == "response.output_audio.delta"]
+        assert b"".join(base64.b64decode(delta) for delta in deltas) == sent
+    assert [f["item"]["id"] for f in frames if f["type"].startswith("conversation.item.")] == ["i", "i"]
+
+
 def test_an_answer_out_of_band_joins_no_conversation() -> None:
     frames = ga().say(
         events.ResponseCreated(response_id="r", item_id="i", epoch=0, turn_id=0, modality="audio", out_of_band=True),

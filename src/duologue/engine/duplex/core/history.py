@@ -78,6 +78,8 @@ class Item:
         cuts = [cut for cut in (self.soft_cut_ms, self.hard_cut_ms) if cut is not None]
         if self.ack_only:
             cuts.append(self.acked_ms)
+        if self.status == "in_progress":
+            cuts.append(self.sent_ms)  # what waits to be sent was said to nobody
         return min(cuts) if cuts else None
 
     @property
