@@ -75,7 +75,7 @@ _OUTPUT: Final = (
     one(
         "no pacing",
         "audio leaves when it is about to be played",
-        f"{CORE}.pacing:_release_audio",
+        f"{CORE}.pacing:due",
         "if send_ahead_ms is not None and",
         "if False and",
     ),
