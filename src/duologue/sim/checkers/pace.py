@@ -116,9 +116,8 @@ def _stopped(session: SessionEvidence) -> Iterator[Violation]:
     """A cancel stops the stages, and not only what the client sees of them."""
     created = {told.event.response_id: told.event for told in session.told if isinstance(told.event, ResponseCreated)}
     ended: list[tuple[int, float]] = []
-    beside: dict[
-        str, float
-    ] = {}  # by what its request's name ends with: of no epoch, and stopped by its own cancel alone
+    # By what the request's name ends with: of no epoch, and stopped by its own cancel alone.
+    beside: dict[str, float] = {}
     for told in session.told:
         if not isinstance(told.event, ResponseDone) or told.event.status != "cancelled":
             continue
