@@ -20,6 +20,7 @@ from duologue.engine.duplex.commands import (
     CreateItem,
     DuplexCommand,
     RetrieveItem,
+    SignalTurn,
 )
 from duologue.engine.duplex.events import ErrorRaised, InputCommitted, OverlapDecided, SessionCreated, SessionUpdated
 from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, by_request, planned_for
@@ -33,7 +34,7 @@ _INPUT_ORDERS = frozenset(
 )
 _ENDS_INPUT = (CommitAudio, ClearAudio, BargeIn, CancelInput, CloseSession)
 _LEAVES_INPUT = (AppendAudio, AckPlayback, CloseSession, CreateItem, RetrieveItem)
-_TAKES_INPUT = (CommitAudio, ClearAudio, BargeIn, CancelInput)
+_TAKES_INPUT = (CommitAudio, ClearAudio, BargeIn, CancelInput, SignalTurn)
 MAX_TURNS = 8
 _PADDING = b"\0" * 8
 _SHORT_BYTES = 64  # as much stands somewhere by accident
@@ -204,6 +205,7 @@ def _plain(session: SessionEvidence, person: Person, talk: Conversation) -> bool
         and not (person.hooks or person.work or person.library)
         and not orders & _INPUT_ORDERS
         and not any(isinstance(command, _TAKES_INPUT) for _, command in commands)
+        and not session.site.seen.deaths  # what a lost stage was being told may end with an error
         and all(_natural(step) for step in person.voice if isinstance(step, Say))
         and not {"stall", "slow_link", "tiny", "kill"} & _troubles(steps)
     )

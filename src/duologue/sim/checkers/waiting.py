@@ -40,9 +40,10 @@ def _bounded(site: SiteEvidence, waited: list[Admission]) -> Iterator[Violation]
     longest, places = site.plan.runtime.get("max_wait_s"), site.plan.runtime.get("max_waiting_sessions")
     assert isinstance(longest, int | float)
     assert isinstance(places, int)
+    starting_s = 3 * site.plan.load_ms / 1000  # stage after stage; the wait begins when the engine has started
     for guest in waited:
         ended = guest.answered
-        if ended is not None and ended - guest.at > longest + _EPSILON_S:
+        if ended is not None and ended - guest.at > longest + starting_s + _EPSILON_S:
             text = f"waited {ended - guest.at:.3f} s for a slot, {longest:g} s are the limit"
             yield Violation("Q1", f"{guest.session_id}: {text}")
         waiting = sum(other.at <= guest.at < _end(other) for other in waited if other.number <= guest.number)
