@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from typing import TypeVar
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,6 +31,17 @@ def endless(request: StageRequest) -> list[RequestOutput | float]:
 
 def slow_echo(request: StageRequest) -> list[RequestOutput | float]:
     return [0.05, said(request, request.prompt.text, segment_finished=True)]
+
+
+ClientT = TypeVar("ClientT", bound=InprocClient)
+
+
+def behind(kind: type[ClientT], runtime: VirtualRuntime, stages: list[StageSpec]) -> tuple[Rig, ClientT]:
+    """A rig whose first stage is reached through a client of this kind, and that client."""
+    rig = Rig(runtime, stages)
+    client = kind(stages[0].stage(), runtime=runtime)
+    rig.orchestrator.stage_pools[0].replicas.make_client = lambda _replica_id: client
+    return rig, client
 
 
 @virtual
@@ -114,10 +126,7 @@ class Hanging(InprocClient):
 
 @virtual
 async def test_an_abort_that_hangs_is_answered_when_the_engine_stops(runtime: VirtualRuntime) -> None:
-    spec = StageSpec(slow_sentences)
-    rig = Rig(runtime, [spec, StageSpec(slow_echo)])
-    hanging = Hanging(spec.stage(), runtime=runtime)
-    rig.orchestrator.stage_pools[0].replicas.make_client = lambda _replica_id: hanging
+    rig, _ = behind(Hanging, runtime, [StageSpec(slow_sentences), StageSpec(slow_echo)])
     async with running(rig):
         rig.add("r", "x")
         await asyncio.sleep(0.17)
@@ -141,10 +150,7 @@ class Deaf(InprocClient):
 
 @virtual
 async def test_an_abort_that_a_stage_did_not_get_can_be_repeated(runtime: VirtualRuntime) -> None:
-    spec = StageSpec(slow_sentences)
-    rig = Rig(runtime, [spec, StageSpec(slow_echo)])
-    deaf = Deaf(spec.stage(), runtime=runtime)
-    rig.orchestrator.stage_pools[0].replicas.make_client = lambda _replica_id: deaf
+    rig, deaf = behind(Deaf, runtime, [StageSpec(slow_sentences), StageSpec(slow_echo)])
     async with running(rig):
         rig.add("r", "x")
         await asyncio.sleep(0.17)
@@ -166,30 +172,24 @@ async def test_an_abort_that_a_stage_did_not_get_can_be_repeated(runtime: Virtua
 @virtual
 async def test_a_stage_that_did_not_get_an_abort_is_told_again(runtime: VirtualRuntime) -> None:
     """Nobody asks twice for a request that is over for its client: without this it would run for ever."""
-    spec = StageSpec(endless)
-    rig = Rig(runtime, [spec, StageSpec(slow_echo)])
-    deaf = Deaf(spec.stage(), runtime=runtime)
-    rig.orchestrator.stage_pools[0].replicas.make_client = lambda _replica_id: deaf
+    rig, deaf = behind(Deaf, runtime, [StageSpec(endless), StageSpec(slow_echo)])
     async with running(rig):
         rig.add("r", "x")
         await asyncio.sleep(0.01)
         rig.orchestrator.post(AbortRequest(request_ids=("r",)))
         await asyncio.sleep(2.5 * STOP_AGAIN_S)
         assert rig.leftovers() == {"stage0.bindings": 1, "tasks": 1}
-        assert spec.ledger.closed.get("r", 0) == 0
+        assert rig.stages[0].ledger.closed.get("r", 0) == 0
         deaf.deaf = False
         await asyncio.sleep(STOP_AGAIN_S + 0.1)
         assert rig.leftovers() == {}
-        assert spec.ledger.closed["r"] == 1
+        assert rig.stages[0].ledger.closed["r"] == 1
 
 
 @virtual
 async def test_a_new_request_of_that_name_is_not_stopped_for_the_old_one(runtime: VirtualRuntime) -> None:
-    spec = StageSpec(slow_sentences)
-    rig = Rig(runtime, [spec])
-    deaf = Deaf(spec.stage(), runtime=runtime)
+    rig, deaf = behind(Deaf, runtime, [StageSpec(slow_sentences)])
     deaf.deaf = False
-    rig.orchestrator.stage_pools[0].replicas.make_client = lambda _replica_id: deaf
     async with running(rig):
         rig.add("r", "x")
         await asyncio.sleep(0.05)

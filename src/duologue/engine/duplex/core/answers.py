@@ -14,16 +14,7 @@ from msgspec import UNSET
 
 from duologue.config.session import Modality, SessionConfig
 from duologue.engine.duplex.commands import ResponseOptions
-from duologue.engine.duplex.core import (
-    aside,
-    compaction,
-    hearing,
-    interruption,
-    pacing,
-    resident,
-    submission,
-    tools,
-)
+from duologue.engine.duplex.core import aside, compaction, hearing, interruption, pacing, resident, submission, tools
 from duologue.engine.duplex.core.effects import ReleaseRequests
 from duologue.engine.duplex.core.history import Item
 from duologue.engine.duplex.core.items import ModelSpoke

@@ -41,9 +41,8 @@ def accepted(s: SessionState, item: AppendAccepted) -> None:
 def _undo_orphan(s: SessionState, number: int, *, accepted: bool) -> None:
     append = s.tail.orphan(number, accepted=accepted)
     if append is not None and accepted:
-        s.fences.commit(
-            append.fence
-        )  # the stage and the plugin have counted it: within the epoch no number comes twice
+        # The stage and the plugin have counted it: within the epoch no number comes twice.
+        s.fences.commit(append.fence)
     if append is not None and append.request_id not in s.requests.records:
         # The abort may have overtaken the submission: say it again now that the stage certainly knows the request.
         s.do(AbortRequests(request_ids=(append.request_id,)))
