@@ -244,9 +244,9 @@ class ServerEnd(DirectTransport):
 
     async def send(self, frame: bytes) -> None:
         down = self._pipe.down
+        self.on_send(frame)  # also where the peer has gone: the server learns of that by this
         if down.ended is not None or self._pipe.up.ended is not None:
             raise SocketLostError
-        self.on_send(frame)
         down.put(frame)
         if self._pipe.link.slow_ms:
             await asyncio.sleep(self._pipe.link.slow_ms / 1000)

@@ -136,13 +136,16 @@ class SimReplica(StageClient):
                 return
             if fault.how == "foreign":
                 self._push(RequestOutput(request_id="nobody", text="not yours"))
+        self._send(output)
+        if fault is not None and fault.how == "double" and (output.finished or output.error is not None):
+            self._send(output)
+
+    def _send(self, output: RequestOutput) -> None:
         transit_s = self._desk.plan.transit_ms / 1000
         if transit_s:
             self._travelling.append(output)
             self._runtime.call_at(self._runtime.now() + transit_s, self._arrive)
         else:
-            self._push(output)
-        if fault is not None and fault.how == "double" and (output.finished or output.error is not None):
             self._push(output)
 
     def on_dead(self, error: BaseException) -> None:

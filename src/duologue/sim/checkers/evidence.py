@@ -148,11 +148,15 @@ def by_request(entries: list[Fed], session_id: str, stage: int) -> dict[str, lis
 
 
 def made_for(entries: list[Made], session_id: str, stage: int) -> dict[str, list[Made]]:
-    """What one stage made for one session, by request, in order."""
+    """What one stage made for one session, by request, in order, each to its end: a replica may say that end again."""
     found: dict[str, list[Made]] = {}
+    ended: set[str] = set()
     for entry in entries:
-        if entry.stage == stage and session_of(entry.request_id) == session_id:
-            found.setdefault(entry.request_id, []).append(entry)
+        if entry.stage != stage or entry.request_id in ended or session_of(entry.request_id) != session_id:
+            continue
+        found.setdefault(entry.request_id, []).append(entry)
+        if entry.output.finished or entry.output.error is not None:
+            ended.add(entry.request_id)
     return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from duologue.engine.duplex import events
 from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation
-from duologue.sim.conversation import Conversation
+from duologue.sim.conversation import Conversation, Heard
 from duologue.wire import server_events as wire
 
 _CONTENT = (events.ResponseAudio, events.ResponseText, events.ResponseSpeak)
@@ -191,14 +191,16 @@ def _content(open_: dict[str, _Response], event: _Content) -> str | None:
 
 def _complete(session: SessionEvidence, talk: Conversation) -> Iterator[Violation]:
     """A client that was there to the end has seen the end of everything."""
-    frames = [heard.event for heard in talk.heard if heard.event is not None]
+    heard = [entry for entry in talk.heard if entry.event is not None]
+    frames = [entry.event for entry in heard if entry.event is not None]
     ends = [index for index, event in enumerate(frames) if isinstance(event, wire.SessionClosed | wire.SessionExpired)]
     distinct = {frames[index].server_event_seq for index in ends}
     if len(distinct) > 1:
         yield Violation("B4", f"{talk.name}: {len(distinct)} session terminals on the wire")
     if not ends or talk.gap:
         return
-    after = [type(event).__name__ for event in frames[ends[0] + 1 :] if _of_the_session(event)]
+    end = heard[ends[0]]
+    after = [type(entry.event).__name__ for entry in heard[ends[0] + 1 :] if _follows(entry, end)]
     if after and len(ends) == 1:
         yield Violation("B4", f"{talk.name}: {after[0]} after the session terminal")
     done = {event.response.id for event in frames if isinstance(event, wire.ResponseDone)}
@@ -207,6 +209,16 @@ def _complete(session: SessionEvidence, talk: Conversation) -> Iterator[Violatio
         yield Violation("B1", f"{talk.name}: {missing} never done on the wire")
 
 
-def _of_the_session(event: wire.ServerEvent) -> bool:
+def _follows(entry: Heard, end: Heard) -> bool:
+    """Whether the session said something behind its end."""
+    event, last = entry.event, end.event
     # Another connection may be told that it came too late; errors of commands in flight are not of the session either.
-    return not isinstance(event, wire.Error | wire.SessionReplaced | wire.SessionResumed | wire.ResyncRequired)
+    if event is None or last is None:
+        return False
+    if isinstance(event, wire.Error | wire.SessionReplaced | wire.SessionResumed | wire.ResyncRequired):
+        return False
+    if entry.connection == end.connection:
+        return True
+    # A connection that was taken over may deliver later than its successor what it had been given before.
+    seq, last_seq = event.server_event_seq, last.server_event_seq
+    return not (isinstance(seq, int) and isinstance(last_seq, int) and seq < last_seq)

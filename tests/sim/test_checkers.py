@@ -1,0 +1,170 @@
+"""Rules with an exception: the exception is none of a violation, and beside it the rule still bites.
+
+Each takes what was seen of a healthy run and adds to it what the exception is about, or what it must not cover.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from duologue.engine.duplex import events
+from duologue.engine.duplex.messages import OutputInvalidated
+from duologue.outputs import RequestOutput
+from duologue.server.transport import SocketLostError
+from duologue.sim.checkers import judge
+from duologue.sim.conversation import Conversation, Heard
+from duologue.sim.loop import VirtualRuntime, virtual
+from duologue.sim.network import Pipe
+from duologue.sim.observation import Observations
+from duologue.sim.outcome import evidence_of, live
+from duologue.sim.plan import Deployment, Link, Plan, ReplicaFault
+from duologue.sim.replica import ReplicaFaults, SimReplica
+from duologue.sim.stages import StageDesk
+from duologue.sim.trace import Trace
+from duologue.sim.world import World
+from duologue.wire import server_events as wire
+from tests.sim.scenes import RESUMED, TALK, find, seen, told
+
+
+def lived(plan: Plan = TALK) -> World:
+    world, violations = live(plan)
+    assert world is not None and not violations
+    return world
+
+
+def broken(world: World) -> list[str]:
+    return sorted({found.rule for found in judge(evidence_of(world))})
+
+
+# What a stage made twice
+
+
+def _make_the_end_twice(world: World) -> None:
+    made = seen(world).output
+    made.append([entry for entry in made if entry.stage == 2 and entry.output.finished][-1])
+
+
+def test_an_answer_is_whole_although_its_stage_said_the_end_twice() -> None:
+    world = lived()
+    _make_the_end_twice(world)
+    assert broken(world) == []
+
+
+def test_what_a_stage_says_twice_is_not_heard_twice() -> None:
+    world = lived()
+    _make_the_end_twice(world)
+    last = find(world, events.ResponseAudio, -1)
+    told(world).insert(last, told(world)[last])
+    assert "D2" in broken(world)
+
+
+def test_an_answer_that_lost_its_end_is_noticed_although_its_stage_said_that_twice() -> None:
+    world = lived()
+    _make_the_end_twice(world)
+    del told(world)[find(world, events.ResponseAudio, -1)]
+    assert "D4" in broken(world)
+
+
+@virtual
+async def test_a_replica_that_says_the_end_twice_says_it_behind_what_is_on_its_way(runtime: VirtualRuntime) -> None:
+    assert await _doubled(runtime, transit_ms=5) == ["one", "two", "two"]
+    assert await _doubled(runtime, transit_ms=0) == ["one", "two", "two"]
+
+
+async def _doubled(runtime: VirtualRuntime, transit_ms: int) -> list[str]:
+    heard: list[str] = []
+
+    class Sink:
+        def on_output(self, output: RequestOutput) -> None:
+            heard.append(output.text)
+
+        def on_dead(self, error: BaseException) -> None:
+            raise error
+
+    deployment = Deployment(transit_ms=transit_ms)
+    observed = Observations(Trace(runtime.now), prefix="d0.s")
+    faults = ReplicaFaults((ReplicaFault(stage=2, operation="output", nth=2, how="double"),))
+    replica = SimReplica(2, StageDesk(1, deployment, observed, {}), faults, runtime, observed)
+    await replica.start(Sink())
+    replica.on_output(RequestOutput(request_id="r", text="one"))
+    replica.on_output(RequestOutput(request_id="r", text="two", finished=True))
+    await asyncio.sleep(0.1)
+    await replica.close()
+    return heard
+
+
+# What a connection delivers late
+
+
+def _talk(world: World) -> Conversation:
+    return world.talkers[0].conversations[0]
+
+
+def _terminal(talk: Conversation) -> Heard:
+    return next(entry for entry in talk.heard if isinstance(entry.event, wire.SessionClosed))
+
+
+def _late(talk: Conversation, connection: int, behind: int) -> Heard:
+    """Audio that a connection delivers after the terminal, numbered ``behind`` more than that."""
+    end, sound = _terminal(talk), next(entry for entry in talk.heard if isinstance(entry.event, wire.AudioDelta))
+    assert end.event is not None and isinstance(end.event.server_event_seq, int) and sound.event is not None
+    seq = end.event.server_event_seq + behind
+    return Heard(end.at + 0.1, connection, msgspec.structs.replace(sound.event, server_event_seq=seq))
+
+
+def test_a_connection_that_was_taken_over_may_deliver_what_it_was_given_after_the_terminal() -> None:
+    world = lived(RESUMED)
+    talk = _talk(world)
+    assert _terminal(talk).connection == 2
+    # Its successor was given it, too: nobody knows what the old one had still got.
+    first = next(entry for entry in talk.heard if isinstance(entry.event, wire.AudioDelta) and entry.connection == 2)
+    talk.heard.append(first._replace(at=_terminal(talk).at + 0.1, connection=1))
+    assert broken(world) == []
+
+
+def test_nothing_follows_the_terminal_on_its_connection() -> None:
+    world = lived(RESUMED)
+    talk = _talk(world)
+    talk.heard.append(_late(talk, _terminal(talk).connection, behind=-1))
+    assert "B4" in broken(world)
+
+
+def test_nothing_is_said_behind_the_terminal_on_another_connection() -> None:
+    world = lived(RESUMED)
+    talk = _talk(world)
+    talk.heard.append(_late(talk, connection=1, behind=1))
+    assert "B4" in broken(world)
+
+
+# What was handed over before it was withdrawn
+
+
+def _hand_over(world: World, response_id: str, seq: int) -> None:
+    frame = f'{{"type":"response.output_audio.delta","server_event_seq":{seq},"response_id":"{response_id}"}}'
+    world.sites[0].handed_over(frame.encode())
+
+
+def test_what_was_handed_over_may_be_replayed_after_it_was_withdrawn_and_nothing_else() -> None:
+    world = lived()
+    session_id = next(iter(seen(world).told))
+    response_id = f"resp-{session_id}-0-0123abcd"
+    _hand_over(world, response_id, 901)
+    world.sites[0].border.left(OutputInvalidated(session_id=session_id, response_id=response_id))
+    _hand_over(world, response_id, 901)
+    assert "D7" not in broken(world)
+    _hand_over(world, response_id, 902)
+    assert "D7" in broken(world)
+
+
+@virtual
+async def test_what_a_lost_connection_is_given_counts_as_handed_over(runtime: VirtualRuntime) -> None:
+    """It has got its number: the next connection is given it again."""
+    pipe, handed = Pipe(runtime, Link(), lambda: 0.0, "p"), list[bytes]()
+    pipe.server.on_send = handed.append
+    pipe.reset()
+    with pytest.raises(SocketLostError):
+        await pipe.server.send(b"one")
+    assert handed == [b"one"]
