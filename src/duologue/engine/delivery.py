@@ -65,6 +65,8 @@ class Delivery:
 
     async def submit(self, state: OrchestratorRequestState, request: StageRequest, stage_id: int) -> None:
         """Give a stage one piece: a new request there, or an update of the one it has."""
+        if self._states.get(state.request_id) is not state:
+            return  # it ended while the stage before this one was given its piece, and nothing would ever stop it here
         pool = self._pools[stage_id]
         if stage_id in state.submitted:
             replica_id = await pool.submit_update(state.request_id, state, request)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from duologue.engine.messages import AbortRequest
 from duologue.engine.orchestration import STOP_AGAIN_S
+from duologue.engine.stages.edge import Edge, pass_on
 from duologue.engine.stages.inproc import InprocClient
 from duologue.outputs import RequestOutput, StageRequest
 from duologue.sim.loop import VirtualRuntime, run, virtual
@@ -66,6 +67,30 @@ async def test_an_abort_stops_every_stage_within_the_same_turn(runtime: VirtualR
         (answer,) = rig.answers()
         assert (answer.control_id, answer.error_code) == ("abort-1", None)
         assert [output.request_id for output in answer.value] == ["r"]
+
+
+@virtual
+async def test_a_request_that_is_stopped_while_a_stage_is_opened_ahead_is_not_opened_at_the_next(
+    runtime: VirtualRuntime,
+) -> None:
+    class Slow(InprocClient):
+        async def submit(self, request: StageRequest) -> None:
+            await asyncio.sleep(0.5)
+            await super().submit(request)
+
+    stages = [StageSpec(endless), StageSpec(slow_echo), StageSpec(slow_echo)]
+    edges = [Edge(source=n, target=n + 1, processor=pass_on, prewarm=True) for n in range(2)]
+    rig = Rig(runtime, stages, edges=edges, async_chunk=True)
+    client = Slow(stages[1].stage(), runtime=runtime)
+    rig.orchestrator.stage_pools[1].replicas.make_client = lambda _replica_id: client
+    async with running(rig):
+        rig.add("r", "x")
+        await asyncio.sleep(0.1)
+        rig.orchestrator.post(AbortRequest(request_ids=("r",), control_id="abort-1"))
+        await asyncio.sleep(1.0)
+        assert stages[2].ledger.opened["r"] == 0
+        assert stages[1].ledger.balanced()
+        assert rig.leftovers() == {}
 
 
 @settings(max_examples=40)
