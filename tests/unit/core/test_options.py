@@ -9,6 +9,7 @@ from duologue.config.session import ServerVad, SessionConfig, SessionPatch, Turn
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
 from duologue.engine.duplex.commands import (
     AckPlayback,
+    CallOutput,
     CancelResponse,
     ClearAudio,
     ClearOutput,
@@ -22,7 +23,9 @@ from duologue.engine.duplex.commands import (
 )
 from duologue.engine.duplex.core.items import Attached, Detached
 from duologue.engine.duplex.events import (
+    CallPart,
     ErrorRaised,
+    FunctionCalled,
     InputCommitted,
     InputTimedOut,
     ResponseAudio,
@@ -31,9 +34,11 @@ from duologue.engine.duplex.events import (
     ResponseText,
     SpeechStopped,
 )
-from duologue.engine.duplex.results import CutReason, CutShort, TurnEnded, UserTranscript
+from duologue.engine.duplex.plugin import ModelCapabilities
+from duologue.engine.duplex.results import CutReason, CutShort, FunctionCall, TurnEnded, UserTranscript
 from duologue.errors import ErrorCode
-from tests.unit.core.harness import MANUAL, VAD, World, audio, speech
+from duologue.outputs import ToolDefinition
+from tests.unit.core.harness import CASCADE, MANUAL, VAD, World, audio, speech
 
 OPTIONS = ResponseOptions(
     instructions="Be terse.", modality="text", metadata={"client_event_id": "7"}, max_output_tokens=9
@@ -127,9 +132,9 @@ def test_usage_counts_the_audio_of_the_turns_that_were_answered_and_of_the_answe
 IDLE = SessionConfig(turn_detection=ServerVad(idle_timeout_ms=2_000))
 
 
-def idle(ms: int = 3_000) -> World:
+def idle(ms: int = 3_000, *, config: SessionConfig = IDLE, capabilities: ModelCapabilities = CASCADE) -> World:
     """A world in which an answer has just left."""
-    world = World(IDLE)
+    world = World(config, capabilities=capabilities)
     world.say("S" * 20 + "." * 16)
     world.reply("An answer.", ms)
     world.advance(ms / 1000 - 0.3)
@@ -204,6 +209,39 @@ def test_asking_somebody_who_has_gone_does_not_keep_the_session() -> None:
     assert expired and abs(expired[0] - quiet_since - ttl_s) < 6.0
     world.append(bytes(640))
     world.advance(1.0)
+    assert world.core.lease_expiry(world.now) is None, "somebody is there again"
+
+
+@pytest.mark.parametrize("late_s", [0.0, 3.0])
+@pytest.mark.parametrize("asks", [False, True])
+def test_functions_that_a_program_answers_do_not_keep_the_session_of_somebody_who_has_gone(
+    asks: bool, late_s: float
+) -> None:
+    clock = SessionConfig(turn_detection=ServerVad(idle_timeout_ms=3_000), tools=(ToolDefinition(name="clock"),))
+    world = idle(config=clock, capabilities=structs.replace(CASCADE, calls_functions=True))
+    world.advance(0.3)
+    quiet_since, ttl_s = world.now, world.state.runtime.idle_ttl_s
+    assert ttl_s is not None
+    while world.core.lease_expiry(world.now) is None and world.now < quiet_since + 2 * ttl_s:
+        asked = len(world.of(InputTimedOut))
+        world.advance(0.5)
+        if len(world.of(InputTimedOut)) == asked:
+            continue
+        world.speak(FunctionCall(name="clock"), TurnEnded(), finished=True)
+        (part,) = world.last(FunctionCalled).item.parts
+        assert isinstance(part, CallPart)
+        world.advance(late_s)
+        world.send(CreateItem(item=InputItem(role="tool", output=CallOutput(part.call_id, "noon"))))
+        if asks:
+            world.send(CreateResponse())
+        if world.state.response is not None:
+            world.reply("It is noon.", 500)
+    assert len(world.of(FunctionCalled)) > 20
+    assert abs(world.now - quiet_since - ttl_s) < 6.0
+    world.send(CreateResponse())
+    assert world.core.lease_expiry(world.now) is not None, "it may still be the program"
+    world.send(CreateItem(item=InputItem(role="user", texts=("I am here.",))))
+    world.send(CreateResponse())
     assert world.core.lease_expiry(world.now) is None, "somebody is there again"
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from duologue.engine.duplex.commands import AckPlayback
+from duologue.engine.duplex.commands import AckPlayback, CreateItem, CreateResponse, DuplexCommand
 from duologue.engine.duplex.events import InputTimedOut, SessionExpired
 from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation
 from duologue.sim.conversation import Attempt, Conversation, Heard
@@ -135,13 +135,27 @@ def _expiry(session: SessionEvidence) -> Iterator[Violation]:
     if terminal is None or talk is None or not isinstance(terminal.event, SessionExpired):
         return
     commands = site.seen.commands.get(session.session_id, ())
-    # Who is asked whether he is there is not there because his player acknowledges the question.
     prompted = any(isinstance(event, InputTimedOut) for event in session.events)
-    signs = (
-        at for at, command in commands if at <= terminal.at and not (prompted and isinstance(command, AckPlayback))
-    )
-    last = max(signs, default=session.told[0].at)
+    signs = _by_hand(commands) if prompted else (at for at, _ in commands)
+    last = max((at for at in signs if at <= terminal.at), default=session.told[0].at)
     wait_s = {"idle_ttl_expired": site.idle_ttl_s, "disconnect_grace_expired": site.grace_s}.get(terminal.event.reason)
     if wait_s is not None and terminal.at + _EPSILON_S < last + wait_s:
         text = f"{terminal.event.reason} {terminal.at - last:.3f} s after a command, {wait_s:g} s were due"
         yield Violation("B13", f"{talk.name}: {text}")
+
+
+def _by_hand(commands: Sequence[tuple[float, DuplexCommand]]) -> Iterator[float]:
+    """When somebody did something who may have been asked whether he is there.
+
+    He is not there because his player acknowledges the question, nor because his program answers a function's call that
+    comes of it and asks for what follows.
+    """
+    answered = False
+    for at, command in commands:
+        if isinstance(command, AckPlayback):
+            continue
+        if isinstance(command, CreateItem) and command.item.output is not None:
+            answered = True
+        elif not (answered and isinstance(command, CreateResponse)):
+            answered = False
+            yield at

@@ -120,7 +120,7 @@ def settled(s: SessionState, request_id: str, failure: tuple[ErrorCode, str] | N
 
 def model_spoke(s: SessionState, aside: Aside, item: ModelSpoke) -> None:
     """Results of one stage output."""
-    s.lease.touch(s.now)
+    s.lease.worked(s.now)
     for result in item.results:
         _apply(s, aside, result)
         if s.asides.get(aside.request_id) is not aside:

@@ -22,6 +22,7 @@ class Lease:
     detached_at: float | None = None
     resumed_by: str | None = None
     unasked: bool = False  # what goes on is a question of ours to somebody who has gone quiet
+    by_itself: bool = False  # and the client's program has begun to answer the calls of functions that come of it
 
     @property
     def attached(self) -> bool:
@@ -31,12 +32,24 @@ class Lease:
         """A sign of life."""
         if self.state != "terminal":
             self.last_activity = now
-            self.unasked = False
+            self.unasked = self.by_itself = False
 
     def worked(self, now: float) -> None:
         """Something was done for the client, or taken note of by it: a sign of life as long as it had asked for it."""
         if not self.unasked and self.state != "terminal":
             self.last_activity = now
+
+    def answered(self, now: float) -> None:
+        """A function's result came, which nobody has to be there for: a sign of life as :meth:`worked`."""
+        self.by_itself = self.unasked
+        self.worked(now)
+
+    def asked(self, now: float) -> None:
+        """An answer is asked for: a sign of life, unless it follows a function's result that is none."""
+        if self.by_itself:
+            self.worked(now)
+        else:
+            self.touch(now)
 
     def detach(self, now: float, expected: int | None) -> bool:
         """The owner is gone; false (and no change) if someone else owns the session by now."""

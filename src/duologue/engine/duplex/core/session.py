@@ -220,10 +220,7 @@ class DuplexEngineSession:
                 event_id=command.event_id,
             )
             return
-        if isinstance(command, AckPlayback):
-            s.lease.worked(s.now)  # clients send these by themselves, whether anybody listens or not
-        else:
-            s.lease.touch(s.now)
+        _note_sign(s, command)
         if isinstance(command, CommitAudio | CreateResponse) and not turns.allowed(s, command.event_id):
             return
         match command:
@@ -437,6 +434,19 @@ class DuplexEngineSession:
     def active_response_id(self) -> str | None:
         response = self._state.response
         return response.response_id if response is not None else None
+
+
+def _note_sign(s: SessionState, command: DuplexCommand) -> None:
+    """What a client sends by itself, whether anybody is there or not, is no sign that somebody is."""
+    match command:
+        case AckPlayback():
+            s.lease.worked(s.now)
+        case CreateItem() if command.item.output is not None:
+            s.lease.answered(s.now)
+        case CreateResponse():
+            s.lease.asked(s.now)
+        case _:
+            s.lease.touch(s.now)
 
 
 def _earlier(one: float | None, other: float | None) -> float | None:
