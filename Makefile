@@ -1,5 +1,5 @@
 # make demo    set up, then hold a real spoken conversation; results in out/demo/
-# make test    set up, then every test (ARGS="-k name" is passed to pytest)
+# make test    set up, then every test, on every core up to four (ARGS="-k name" is passed to pytest; JOBS=1 for one core)
 # make test-backends  the heavy stage backends (Ray, vLLM) in an environment of their own, 3 GB in the user's cache
 # make check   format, lint, types, layers, sizes
 # make setup   the environment and the model files, nothing else
@@ -11,6 +11,7 @@
 
 VENV ?= .venv
 ARGS ?=
+JOBS ?= auto
 BIN := $(VENV)/bin
 SOURCES := src tests scripts
 # One inference thread per model: more are slower on a busy machine.
@@ -28,7 +29,7 @@ setup: run-environment
 
 test: dev-environment
 	$(BIN)/python -m duologue.setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 4 --dist worksteal $(ARGS)
 
 test-backends: dev-environment
 	$(BIN)/python -m duologue.setup
