@@ -95,13 +95,20 @@ def serve_config(config: DuologueConfig) -> ServeConfig:
 
 @asynccontextmanager
 async def engine(
-    config: DuologueConfig, runtime: Runtime, *, meters: StageMeters | None = None
+    config: DuologueConfig,
+    runtime: Runtime,
+    *,
+    meters: StageMeters | None = None,
+    loading: Callable[[str], None] | None = None,
 ) -> AsyncIterator[EnginePort]:
-    """A running engine; ``meters`` hears what its stages cost.
+    """A running engine; ``meters`` hears what its stages cost, ``loading`` what is about to be loaded, as text.
 
     Raises what its model or a stage raises when it cannot start.
     """
+    tell = loading or _nobody
+    tell(f"the model {config.model.plugin}")
     model = build_model(config, runtime)
+    tell(f"the stages {', '.join(pool.name for pool in model.pools)}")
     name = config.session.model or model.plugin.plugin_id
 
     def health() -> EngineHealth:
@@ -141,6 +148,10 @@ async def engine(
             logger.error("the engine did not stop in time", extra={"timeout_s": ENGINE_STOP_S})
             life.cancel()
             await asyncio.wait([life], timeout=1.0)
+
+
+def _nobody(what: str) -> None:
+    del what
 
 
 def turn_desk(front: EngineFront, orchestrator: DuplexOrchestrator, limits: TurnLimits) -> TurnDesk:

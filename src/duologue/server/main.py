@@ -15,9 +15,11 @@ import uvloop
 from duologue.config.loader import ConfigError, load_config
 from duologue.config.service import DuologueConfig
 from duologue.detect.weights import ModelUnavailableError
+from duologue.errors import DuologueError
 from duologue.log import configure_logging
 from duologue.metrics.meters import StageMeters
 from duologue.server.assembly import engine, serve_config
+from duologue.server.loading import Loading
 from duologue.server.serve import Listening, ServeError, serve
 
 
@@ -29,13 +31,14 @@ def run_server(config: DuologueConfig) -> None:
     configure_logging(config.logging.level, config.logging.json)
     meters = StageMeters()
     settings = msgspec.structs.replace(serve_config(config), collectors=(meters,))
-    coroutine = serve(settings, partial(engine, config, meters=meters), started=partial(_announce, config))
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(coroutine)
+    with Loading() as loading, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        factory = partial(engine, config, meters=meters, loading=loading)
+        runner.run(serve(settings, factory, started=partial(_announce, config, loading)))
 
 
-def _announce(config: DuologueConfig, listening: Listening) -> None:
+def _announce(config: DuologueConfig, loading: Loading, listening: Listening) -> None:
     """Say where to connect, once connections are accepted."""
+    loading.done()
     http = listening.url.replace("ws", "http", 1)
     print(
         f"duologue: listening on {listening.url}/v1/realtime (model {config.model.plugin}); {http}/health", flush=True
@@ -50,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     try:
         run_server(load_config(Path(arguments[0]) if arguments else None, os.environ))
-    except (ConfigError, ServeError, ModelUnavailableError, OSError) as fault:
+    except (ConfigError, ServeError, DuologueError, ModelUnavailableError, OSError) as fault:
         print(f"duologue: {fault}", file=sys.stderr)
         return 1
     return 0

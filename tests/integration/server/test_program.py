@@ -71,3 +71,32 @@ def test_what_it_cannot_do_is_one_line(tmp_path: Path) -> None:
         assert "Traceback" not in errors
 
     run()
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_a_stage_that_cannot_start_is_one_sentence_and_its_traceback_is_for_debugging(
+    level: str, tmp_path: Path
+) -> None:
+    @on_loop
+    async def run() -> None:
+        process = await start(
+            tmp_path,
+            "server: {port: 0}\nsession: {turn_detection: null}\n"
+            'model: {plugin: "duologue.models.native.plugin:NativePlugin"}\n'
+            'pipeline: {stages: [{name: think, factory: "nowhere.to:BeFound"}]}\n'
+            f"logging: {{level: {level}}}\n",
+        )
+        code, errors = await ended(process)
+        assert code == 1
+        assert errors.splitlines()[-1].startswith("duologue: Worker think-0 (process ")
+        assert errors.endswith("could not start its stage: ModuleNotFoundError: No module named 'nowhere'.\n")
+        if level == "debug":
+            assert "make_stage" in errors, "where it happened"
+        else:
+            assert [line.partition(" (process")[0] for line in errors.splitlines()] == [
+                "duologue: loading the model duologue.models.native.plugin:NativePlugin",
+                "duologue: loading the stages think",
+                "duologue: Worker think-0",
+            ]
+
+    run()

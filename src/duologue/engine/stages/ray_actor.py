@@ -132,7 +132,7 @@ class StageActor:
             stage = make_stage(message.factory, message.options)
             self._works, self._shutdown = start_stage(stage, self._outbox.push)
         except Exception as error:
-            logger.exception("the stage could not be started")
+            logger.debug("the stage could not be started", exc_info=True)  # the parent tells it in one sentence
             return os.getpid(), f"{type(error).__name__}: {error}"
         return os.getpid(), None
 

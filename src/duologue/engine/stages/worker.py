@@ -161,7 +161,8 @@ def serve(link: Link) -> None:
                 try:
                     works, shutdown = start_stage(make_stage(message.factory, message.options), link.push)
                 except Exception as error:
-                    logger.exception("the stage could not be started")
+                    # The parent says so in one sentence; where it happened is for who looks for a fault.
+                    logger.debug("the stage could not be started", exc_info=True)
                     link.send(StartFailed(f"{type(error).__name__}: {error}"))
                     return
                 link.send(Ready())
