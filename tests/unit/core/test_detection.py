@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duologue.config.session import ServerVad, SessionConfig, SessionPatch, TurnDetectionPatch
+from duologue.config.stage_config import DuplexSessionRuntimeConfig
 from duologue.engine.duplex.commands import CommitAudio, UpdateSession
 from duologue.engine.duplex.core.effects import ClassifyTurn, Detect, SubmitAppend
 from duologue.engine.duplex.core.items import DetectorFailed, SpeechScored, TurnClassified
@@ -166,6 +167,17 @@ def test_a_verdict_on_a_pause_that_is_over_decides_nothing() -> None:
     assert asked(world)[1].pcm == audio("S" * 20 + "." * 3 + "S" * 3 + "." * 6)
     world.answer_all(ClassifyTurn)
     assert world.last(SpeechStopped).audio_end_ms == 32 * 32
+
+
+def test_what_was_scored_after_a_pause_in_which_a_turn_became_too_long_is_not_waited_for() -> None:
+    world = World(SEMANTIC, auto=False, runtime=DuplexSessionRuntimeConfig(max_turn_ms=800))
+    world.append(audio("S" * 20 + "." * 7 + "S" * 10))
+    world.answer_all(Detect)
+    assert len(world.of(InputCommitted)) == 1, "the limit ended it while its pause was still to be judged"
+    assert len(world.of(SpeechStarted)) == 2, "what followed in the same append is the next one"
+    world.send(CommitAudio(event_id="mine"))
+    world.answer_all()
+    assert len(world.of(InputCommitted)) == 2
 
 
 def test_an_incomplete_verdict_that_came_ahead_is_asked_again_when_the_pause_has_doubled() -> None:

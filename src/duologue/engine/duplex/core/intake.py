@@ -169,6 +169,18 @@ def classified(s: SessionState, item: TurnClassified) -> None:
 def drain(s: SessionState) -> None:
     """Consume verdicts in order, as far as nothing has to be waited for."""
     detection = s.detection
+    _consume(s)
+    turns.after_frames(s)
+    while detection.scores and detection.endpointer is not None and detection.classify is None and not s.commit_ready:
+        # A limit has ended the turn meanwhile, and nobody asks any more what its pause was.
+        _consume(s)
+        turns.after_frames(s)
+    _trim(s)
+    request_detection(s)
+
+
+def _consume(s: SessionState) -> None:
+    detection = s.detection
     while True:
         endpointer = detection.endpointer
         if endpointer is None or detection.classify is not None or not detection.scores or s.commit_ready:
@@ -183,9 +195,6 @@ def drain(s: SessionState) -> None:
         edge = endpointer.feed(score)
         if edge is not None:
             _dispatch(s, edge)
-    turns.after_frames(s)
-    _trim(s)
-    request_detection(s)
 
 
 def _dispatch(s: SessionState, edge: Edge) -> None:
