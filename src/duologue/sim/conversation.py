@@ -62,6 +62,7 @@ class Conversation:
     old_tokens: list[str] = field(default_factory=list)
     generation: int = 0
     last_seq: int = 0
+    acks: list[tuple[float, int]] = field(default_factory=list)  # when, and the events up to which
     terminal: wire.ServerEvent | None = None
     refused: str | None = None  # the code with which opening was refused
     replaced: bool = False
@@ -83,11 +84,22 @@ class Conversation:
         self.sent_ids += 1
         return f"{self.client}_{self.sent_ids}"
 
-    def take(self, event: wire.ServerEvent, attempt: Attempt) -> None:
-        """Learn from one event."""
+    @property
+    def acked(self) -> int:
+        """The number up to which the client has acknowledged events that it saw."""
+        return max((number for _, number in self.acks if number <= self.last_seq), default=0)
+
+    def take(self, event: wire.ServerEvent, attempt: Attempt) -> bool:
+        """Learn from one event; false if the client has had it already."""
         seq = event.server_event_seq
         if isinstance(seq, int):
-            self.last_seq = max(self.last_seq, seq)
+            if seq <= self.last_seq:
+                return False
+            self.last_seq = seq
+        self._learn(event, attempt)
+        return True
+
+    def _learn(self, event: wire.ServerEvent, attempt: Attempt) -> None:
         match event:
             case wire.SessionCreated():
                 self.session_id = _text(event.session.session_id) or _text(event.session.id)

@@ -110,7 +110,17 @@ class Misfortunes:
 
     def _loss(self) -> list[Step]:
         dice = self._dice
-        returns: tuple[Return, ...] = ("plain", "plain", "race", "old_token", "wrong_token", "ahead", "behind")
+        returns: tuple[Return, ...] = (
+            "plain",
+            "plain",
+            "race",
+            "old_token",
+            "wrong_token",
+            "ahead",
+            "behind",
+            "acked",
+            "acked",
+        )
         steps: list[Step] = []
         for _ in range(dice.choice((1, 1, 2, 3))):
             if dice.random() < 0.2:
@@ -178,7 +188,7 @@ class Misfortunes:
             return ()
         dice = self._dice
         found: list[ReplicaFault] = []
-        for _ in range(dice.choice((1, 1, 2, 3))):
+        for _ in range(dice.choice((1, 2, 3, 4))):
             deployment = dice.randrange(len(plan.deployments))
             operation, ways = dice.choice(_REPLICA)
             stage = dice.randrange(3) if plan.deployments[deployment].family == "ephemeral" else 0
@@ -187,7 +197,7 @@ class Misfortunes:
                     deployment=deployment,
                     stage=stage,
                     operation=operation,  # type: ignore[arg-type]
-                    nth=dice.choice((1, 2, 3, 5, 8, 20)),
+                    nth=dice.choice((1, 1, 2, 2, 3, 5, 8, 20)),
                     how=dice.choice(ways),
                     ms=dice.choice(_WORK_MS),
                 )

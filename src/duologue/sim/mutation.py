@@ -16,15 +16,18 @@ from types import FunctionType
 from duologue.sim.mutations import Edit, Mutation, StaleMutationError, function_of
 
 
-def rewritten(edit: Edit) -> FunctionType:
-    """The function of an edit with its text replaced."""
-    function = function_of(edit.target)
+def rewritten(*edits: Edit) -> FunctionType:
+    """The function of these edits, which are of one and the same, with its texts replaced."""
+    target = edits[0].target
+    function = function_of(target)
     source = textwrap.dedent(inspect.getsource(function))
-    if source.count(edit.old) != 1:
-        raise StaleMutationError(f"{edit.target} holds {edit.old!r} {source.count(edit.old)} times, not once")
+    for edit in edits:
+        if source.count(edit.old) != 1:
+            raise StaleMutationError(f"{target} holds {edit.old!r} {source.count(edit.old)} times, not once")
+        source = source.replace(edit.old, edit.new)
     code = compile(
-        source.replace(edit.old, edit.new),
-        f"<{edit.target}, mutated>",
+        source,
+        f"<{target}, mutated>",
         "exec",
         flags=__future__.annotations.compiler_flag,
         dont_inherit=True,
@@ -39,9 +42,9 @@ def applied(mutation: Mutation) -> Iterator[None]:
     """The mutation is in force inside the block."""
     kept = []
     try:
-        for edit in mutation.edits:
-            function = function_of(edit.target)
-            replacement = rewritten(edit)
+        for target in dict.fromkeys(edit.target for edit in mutation.edits):
+            function = function_of(target)
+            replacement = rewritten(*(edit for edit in mutation.edits if edit.target == target))
             kept.append((function, function.__code__))
             function.__code__ = replacement.__code__
         yield

@@ -190,6 +190,11 @@ def _signal(talk: Conversation, pick: int, event_id: str) -> wire.ClientEvent:
     return wire.TurnSignal(event_id=event_id, event=names[pick % len(names)])
 
 
+def acknowledged(talk: Conversation, pick: int) -> int:
+    """The events that an acknowledgement is of: up to this one, which may not be there."""
+    return (talk.last_seq, talk.last_seq + 999, -1, 0)[pick % 4]
+
+
 MAKERS: Final[dict[str, Maker]] = {
     "commit": lambda talk, pick, eid: wire.AudioCommit(event_id=eid, response_create=(None, True, False)[pick % 3]),
     "input_commit": lambda talk, pick, eid: wire.InputCommit(event_id=eid),
@@ -217,9 +222,7 @@ MAKERS: Final[dict[str, Maker]] = {
     "input_cancel": lambda talk, pick, eid: wire.InputCancel(event_id=eid),
     "signal": _signal,
     "text": lambda talk, pick, eid: wire.TextAppend(event_id=eid, text="typed"),
-    "event_ack": lambda talk, pick, eid: wire.EventAck(
-        event_id=eid, server_event_seq=(talk.last_seq, talk.last_seq + 999, -1, 0)[pick % 4]
-    ),
+    "event_ack": lambda talk, pick, eid: wire.EventAck(event_id=eid, server_event_seq=acknowledged(talk, pick)),
     "late_resume": lambda talk, pick, eid: wire.SessionResume(
         event_id=eid, session_id=talk.session_id, resume_token=talk.token
     ),

@@ -15,7 +15,7 @@ Dialect = Literal["duplex", "ga"]
 Voice = Literal["plain", "ack"]
 Moment = Literal["open", "created", "audio", "done", "terminal", "updated"]
 Loss = Literal["reset", "partial", "half_open", "close"]
-Return = Literal["plain", "race", "old_token", "wrong_token", "ahead", "behind", "takeover"]
+Return = Literal["plain", "race", "old_token", "wrong_token", "ahead", "behind", "acked", "takeover"]
 AckStyle = Literal["prompt", "late", "wrong", "never"]
 Leave = Literal["close", "hang_up", "vanish", "stay"]
 RuntimeValue = int | float | str | None
@@ -157,6 +157,7 @@ class Person(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     link: Link = Link()
     acks: AckStyle = "prompt"
     event_acks: bool = True
+    ack_events: int = 16  # every so many of them
     truncates: bool = False  # when it hears that the user speaks, as stock clients do
     eager: bool = False  # speaks before it knows that there is a session
     voice: tuple[Step, ...] = ()

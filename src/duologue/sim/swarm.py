@@ -25,6 +25,7 @@ from duologue.sim.plan import (
     Order,
     Person,
     Plan,
+    Reopen,
     ReplicaFault,
     Rest,
     Say,
@@ -198,7 +199,7 @@ class Swarm:
             given |= {"think_ms": (0, 10), "answer_ms": dice.choice(((100, 500), (300, 1_200)))}
             given |= {"sentences": (3, 6), "sentence_ms": (400, 2_000)}
         if family == "resident" and on & {"compaction", "full"}:
-            given |= {"context_units": dice.choice((24, 40, 80)), "compacts": "compaction" in on}
+            given |= {"context_units": dice.choice((24, 24, 40, 80)), "compacts": "compaction" in on}
         return given
 
     def _rare(self, index: int) -> dict[str, int | float | str | None]:
@@ -208,7 +209,7 @@ class Swarm:
         if "hasty" in on:
             settings |= {"turn_burst": dice.choice((1, 2)), "turns_per_minute": dice.choice((6, 30))}
         if "images" in on:
-            settings |= dice.choice(({}, {}, {"max_image_bytes_per_item": 70}, {"max_image_bytes_per_session": 90}))
+            settings |= dice.choice(({}, {"max_image_bytes_per_item": 70}, {"max_image_bytes_per_session": 90}))
         if "uneven" in on:
             settings["max_backlog_ms"] = dice.choice((300, 1_000))
         return settings
@@ -270,6 +271,9 @@ class Swarm:
             }
             for name in dice.sample(sorted(tight), dice.randint(0, 3)):
                 settings[name] = dice.choice(tight[name])
+        journal = self.dice("journal")
+        if "loss" in self.on and journal.random() < 0.15:
+            settings["journal_bytes"] = journal.choice((1_000, 4_000))
         return settings
 
     # -- people
@@ -292,10 +296,11 @@ class Swarm:
             link=self._link(dice),
             acks=dice.choice(styles) if "ack_styles" in on else "prompt",
             event_acks=dice.random() < 0.8,
+            ack_events=self.dice(f"journal:{name}").choice((16, 16, 5, 1)) if "loss" in on else 16,
             truncates="stock" in on and dice.random() < 0.7,
             eager="eager" in on and self.dice(f"eager:{name}").random() < 0.7,
             voice=self._voice(self.dice(f"voice:{name}"), deployments[home]),
-            hands=self._hands(self.dice(f"hands:{name}")),
+            hands=(*self._hands(self.dice(f"hands:{name}")), *self._again(self.dice(f"again:{name}"))),
             leave="close" if leave == "stay" and library else leave,
         )
 
@@ -373,7 +378,7 @@ class Swarm:
             chunk = dice.choice((1, 7, 101, 641, 1_023, 2_560))
         if "big_chunks" in on and dice.random() < 0.5:
             chunk = dice.choice((32_000, 160_000))
-        if "bursts" in on:
+        if "bursts" in on or ("compaction" in on and dice.random() < 0.4):
             pace = dice.choice((0, 0, 20, 100, 130))
         loud_ms = dice.choice((300, 500)) if ack else dice.choice((40, 300, 600, 1_200))
         return Say(
@@ -404,6 +409,13 @@ class Swarm:
         if "close" not in names and names and dice.random() < 0.05:
             steps.append(Order(name="close"))
         return tuple(steps)
+
+    def _again(self, dice: random.Random) -> tuple[Step, ...]:
+        """Somebody ends his session and wants another one at once, while others may be waiting."""
+        if "queue" not in self.on or "witness" in self.on or dice.random() < 0.5:
+            return ()
+        rest = Rest(ms=dice.choice((100, 900, 2_500)))
+        return (rest, Order(name="close"), Until(moment="terminal", limit_ms=5_000), Reopen())
 
     # -- errands
 

@@ -19,7 +19,7 @@ from duologue.client.socket import SocketClosed
 from duologue.sim.conversation import Attempt, Conversation, Heard, Read
 from duologue.sim.loop import VirtualRuntime
 from duologue.sim.network import Pipe
-from duologue.sim.orders import DUPLEX_ONLY, frame_of, opening
+from duologue.sim.orders import DUPLEX_ONLY, acknowledged, frame_of, opening
 from duologue.sim.plan import Deaf, Kill, Lose, Order, Person, Reopen, Rest, Resume, Say, Stall, Step, Until
 from duologue.sim.site import Site
 from duologue.sim.tape import cut
@@ -179,7 +179,8 @@ class Talker:
             return
         if isinstance(event, events.Error) and not talk.session_id and attempt.how == "open":
             talk.refused = event.error.code
-        talk.take(event, attempt)
+        if not talk.take(event, attempt):
+            return  # it is told again what it knows
         self._react(talk, event)
         if isinstance(event, events.ArgumentsDone):
             self._tools.asked(talk, event)
@@ -206,7 +207,8 @@ class Talker:
             case _:
                 pass
         seq = event.server_event_seq
-        if self.person.event_acks and isinstance(seq, int) and seq % 16 == 0:
+        if self.person.event_acks and isinstance(seq, int) and seq % self.person.ack_events == 0:
+            talk.acks.append((self.trace.now(), seq))
             self._drop_in(wire.EventAck(server_event_seq=seq))
 
     def _tell(self, moment: str) -> None:
@@ -351,6 +353,7 @@ class Talker:
                 return
         else:
             frame, _ = frame_of(self.talk, step.name, step.pick)
+            self.talk.acks += [(self.trace.now(), acknowledged(self.talk, step.pick))] * (step.name == "event_ack")
         self._last_order = frame
         self.trace.count(f"order.{step.name}")
         await self.say_frame(frame)
@@ -393,7 +396,7 @@ class Talker:
             token = talk.old_tokens[-1]
         elif how == "wrong_token":
             token = "not-a-token"
-        asked = {"ahead": talk.last_seq + 1_000, "behind": 0}.get(how, talk.last_seq)
+        asked = {"ahead": talk.last_seq + 1_000, "behind": 0, "acked": talk.acked}.get(how, talk.last_seq)
         pipe, attempt = await self.dial(talk, "duplex=1&resume=1", how)
         if pipe is None:
             return

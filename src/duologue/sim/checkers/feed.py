@@ -12,6 +12,7 @@ from itertools import pairwise
 from duologue.engine.duplex.commands import (
     AckPlayback,
     AppendAudio,
+    AppendText,
     BargeIn,
     CancelInput,
     ClearAudio,
@@ -19,8 +20,10 @@ from duologue.engine.duplex.commands import (
     CommitAudio,
     CreateItem,
     DuplexCommand,
+    Heartbeat,
     RetrieveItem,
     SignalTurn,
+    TruncateItem,
 )
 from duologue.engine.duplex.events import ErrorRaised, InputCommitted, OverlapDecided, SessionCreated, SessionUpdated
 from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, by_request, planned_for
@@ -33,7 +36,17 @@ _INPUT_ORDERS = frozenset(
     {"commit", "input_commit", "clear", "input_cancel", "barge_in", "signal", "update", "bad_update", "broken", "again"}
 )
 _ENDS_INPUT = (CommitAudio, ClearAudio, BargeIn, CancelInput, CloseSession)
-_LEAVES_INPUT = (AppendAudio, AckPlayback, CloseSession, CreateItem, RetrieveItem)
+_LEAVES_INPUT = (
+    AppendAudio,
+    AckPlayback,
+    CloseSession,
+    CreateItem,
+    RetrieveItem,
+    TruncateItem,
+    Heartbeat,
+    AppendText,
+    CommitAudio,
+)
 _TAKES_INPUT = (CommitAudio, ClearAudio, BargeIn, CancelInput, SignalTurn)
 MAX_TURNS = 8
 _PADDING = b"\0" * 8
@@ -171,7 +184,7 @@ def _refused(session: SessionEvidence) -> tuple[bytes, ...]:
 def _untouched(session: SessionEvidence) -> bool:
     """Whether a simulated speaker's samples, each of which occurs once, were left alone by all commands.
 
-    A model that hears whole turns is fed nothing of what lies between them.
+    A model that hears whole turns is fed nothing of what lies between them; one that ends turns by itself refuses commits.
     """
     if session.person is None or session.site.plan.client_commit:
         return False

@@ -66,11 +66,14 @@ def _resyncs(talk: Conversation, evidence: Evidence) -> Iterator[Violation]:
     person, _ = evidence.people[talk.client]
     if "journal_ttl_s" in evidence.plan.deployments[person.deployment].limits:
         return
-    hows = {attempt.number: attempt.how for attempt in talk.attempts}
+    attempts = {attempt.number: attempt for attempt in talk.attempts}
     for entry in talk.heard:
-        told = isinstance(entry.event, wire.ResyncRequired) and entry.event.reason == "journal_gap"
+        if not isinstance(entry.event, wire.ResyncRequired) or entry.event.reason != "journal_gap":
+            continue
+        attempt = attempts[entry.connection]
         # Who takes over may have acknowledged more at the older connection since it asked.
-        if told and hows.get(entry.connection) not in ("ahead", "behind", "takeover"):
+        more = any(at <= entry.at and number > attempt.asked for at, number in talk.acks)
+        if attempt.how not in ("ahead", "behind") and not (attempt.how == "takeover" and more):
             yield Violation("B14", f"{talk.name} connection {entry.connection}: sent back although nothing was lost")
 
 

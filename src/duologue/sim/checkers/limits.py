@@ -10,6 +10,7 @@ from duologue.engine.duplex.events import (
     ErrorRaised,
     ImagePart,
     ItemAdded,
+    ItemDeleted,
     ItemTruncated,
     PlaybackAcknowledged,
     ResponseAudio,
@@ -80,14 +81,36 @@ def _pictures(session: SessionEvidence) -> Iterator[Violation]:
     for event in session.events:
         if not isinstance(event, ItemAdded) or not any(isinstance(part, ImagePart) for part in event.item.parts):
             continue
-        texts = tuple(part.text for part in event.item.parts if hasattr(part, "text"))
+        texts = _texts(event)
         if not plan.images or sizes.get(texts, 0) > most:
             yield Violation("I1", f"{session.session_id}: {sizes.get(texts, 0)} bytes of pictures were kept")
-    yield from _read(session, shown)
+    every = _number(plan.runtime.get("max_image_bytes_per_session"), _ALL_IMAGE_BYTES)
+    if "max_items_per_session" not in plan.runtime:  # nobody is told of items that make room for newer ones
+        yield from _kept(session, sizes, every)
+    yield from _read(session, shown, every)
 
 
-def _read(session: SessionEvidence, shown: set[tuple[tuple[str, ...], tuple[str, ...]]]) -> Iterator[Violation]:
-    every = _number(session.site.plan.runtime.get("max_image_bytes_per_session"), _ALL_IMAGE_BYTES)
+def _texts(event: ItemAdded) -> tuple[str, ...]:
+    return tuple(part.text for part in event.item.parts if hasattr(part, "text"))
+
+
+def _kept(session: SessionEvidence, sizes: dict[tuple[str, ...], int], every: float) -> Iterator[Violation]:
+    """The conversation never holds more pictures than it may, read or not."""
+    kept: dict[str, int] = {}
+    for event in session.events:
+        if isinstance(event, ItemDeleted):
+            kept.pop(event.item_id, None)
+        elif isinstance(event, ItemAdded) and any(isinstance(part, ImagePart) for part in event.item.parts):
+            kept[event.item.item_id] = sizes.get(_texts(event), 0)
+            if sum(kept.values()) > every:
+                text = f"{sum(kept.values())} bytes of pictures are kept, {every:g} may be"
+                yield Violation("I1", f"{session.session_id}: {text}")
+                return
+
+
+def _read(
+    session: SessionEvidence, shown: set[tuple[tuple[str, ...], tuple[str, ...]]], every: float
+) -> Iterator[Violation]:
     by_text = {" ".join(texts): urls for texts, urls in shown}
     for fed in session.site.seen.input:
         if session_of(fed.request_id) != session.session_id:

@@ -169,12 +169,17 @@ _CLEANING: Final = (
         "for request_id in request_ids:",
         "for request_id in ():",
     ),
-    one(
+    Mutation(
         "failing plugin leaves its request",
-        "what a failed plugin left running is stopped",
-        f"{SHELL}.runner:DuplexSessionRunner.plugin_failed",
-        "if request_id is not None:",
-        "if False:",
+        "what a failed plugin left running is stopped, whichever part sees to it first",
+        (
+            Edit(f"{SHELL}.runner:DuplexSessionRunner.plugin_failed", "if request_id is not None:", "if False:"),
+            Edit(
+                f"{CORE}.settlement:stage_failed",
+                "s.do(AbortRequests(request_ids=(record.request_id,)))",
+                "pass",
+            ),
+        ),
     ),
 )
 

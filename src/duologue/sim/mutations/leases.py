@@ -63,8 +63,8 @@ _LEASE: Final = (
             ),
             Edit(
                 f"{SERVER}.connection:Connection.disconnected",
-                "attachment.owner is self",
-                "True",
+                'state in ("live", "ending") and attachment is not None and attachment.owner is self',
+                'attachment is not None and state not in ("opening", "resuming", "waiting")',
             ),
             Edit(
                 f"{SERVER}.connection:Connection.replaced",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from duologue.sim.mutations.edit import CORE, ENGINE, SERVER, Mutation, one
+from duologue.sim.mutations.edit import CORE, ENGINE, SERVER, Edit, Mutation, one
 
 _INPUT: Final = (
     one(
@@ -14,12 +14,13 @@ _INPUT: Final = (
         "self.queue.popleft()",
         "self.queue.pop()",
     ),
-    one(
+    Mutation(
         "submitted behind a failure",
-        "nothing behind an append that failed is submitted",
-        f"{CORE}.settlement:failed",
-        "s.tail.void()",
-        "behind = behind[:1]",
+        "nothing behind an append that failed is submitted, neither from the tail nor for a request that is gone",
+        (
+            Edit(f"{CORE}.settlement:failed", "s.tail.void()", "pass"),
+            Edit(f"{CORE}.settlement:failed", "s.requests.remove(request_id)", "s.requests.get(request_id)"),
+        ),
     ),
     one(
         "rejected units lost",
