@@ -20,17 +20,17 @@ from duologue.sim.loop import VirtualRuntime, virtual
 from duologue.sim.network import Pipe
 from duologue.sim.observation import Observations
 from duologue.sim.outcome import evidence_of, live
-from duologue.sim.plan import Deployment, Link, Plan, ReplicaFault
+from duologue.sim.plan import Choices, Deployment, Link, Plan, ReplicaFault, Rest, Say
 from duologue.sim.replica import ReplicaFaults, SimReplica
 from duologue.sim.stages import StageDesk
 from duologue.sim.trace import Trace
 from duologue.sim.world import World
 from duologue.wire import server_events as wire
-from tests.sim.scenes import RESUMED, TALK, find, seen, told
+from tests.sim.scenes import RESIDENT, RESUMED, TALK, find, plan, seen, told
 
 
-def lived(plan: Plan = TALK) -> World:
-    world, violations = live(plan)
+def lived(scene: Plan = TALK) -> World:
+    world, violations = live(scene)
     assert world is not None and not violations
     return world
 
@@ -168,3 +168,36 @@ async def test_what_a_lost_connection_is_given_counts_as_handed_over(runtime: Vi
     with pytest.raises(SocketLostError):
         await pipe.server.send(b"one")
     assert handed == [b"one"]
+
+
+# What a slow stage has not read yet
+
+ASKING = plan(
+    *(Say(quiet_ms=250), Rest(ms=2_500)) * 3,
+    deployment=msgspec.structs.replace(RESIDENT, tools=True, runtime={"max_sessions": 2, "tool_result_timeout_s": 3.0}),
+    choices=Choices(tools="once"),
+)
+
+
+def _told_of_a_result(world: World) -> list[int]:
+    """Which of the pieces that the resident model's stage read tell it what became of a call."""
+    fed = seen(world).input
+    return [at for at, piece in enumerate(fed) if any(message.call_id for message in piece.prompt.messages)]
+
+
+def test_a_result_may_wait_behind_all_that_its_stage_has_not_read_yet() -> None:
+    world = lived(ASKING)
+    fed = seen(world).input
+    first = _told_of_a_result(world)[0]
+    assert len(fed) - first > 10
+    del fed[first:]
+    assert "B16" not in broken(world)
+
+
+def test_a_stage_that_has_read_what_came_after_a_result_was_told_of_it() -> None:
+    world = lived(ASKING)
+    fed = seen(world).input
+    first = _told_of_a_result(world)[0]
+    fed[first] = fed[first]._replace(prompt=msgspec.structs.replace(fed[first].prompt, messages=()))
+    del fed[first + 10 :]
+    assert "B16" in broken(world)

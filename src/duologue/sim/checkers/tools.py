@@ -8,14 +8,14 @@ from typing import Final
 
 from duologue.engine.duplex import events
 from duologue.errors import ErrorCode
-from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, by_request, session_of
+from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, by_request, planned_for, session_of
 from duologue.sim.observation import Fed
 from duologue.sim.stages import ANSWER
 from duologue.sim.toolbox import TIMEOUT_S
 
 _ROUNDING_S: Final = 1e-6  # traces count from the beginning of the run
 _ON_ITS_WAY_S: Final = 0.5
-_ENOUGH: Final = 3  # units fed after a result, which goes before them
+_ENOUGH: Final = 3  # pieces read that their stage took after a result, which goes before them
 
 
 class _Calls:
@@ -131,11 +131,14 @@ def _told(session: SessionEvidence, calls: _Calls, *, surely: bool) -> Iterator[
     requests = by_request(session.site.seen.input, session.session_id, 0).values()
     told = [Counter(_results(pieces)) for pieces in requests]
     ever = set().union(*told)  # what waited for a context that was rolled over is read by the request after it
+    taken: dict[str, list[float]] = {}  # when its stage took each piece, which it may read much later
+    for planned in planned_for(session.site.seen.planned, session.session_id):
+        taken.setdefault(planned.request_id, []).append(planned.at)
     for pieces, heard in zip(requests, told, strict=True):
         for call_id, count in heard.items():
             if count > 1:
                 yield Violation("B16", f"{session.session_id}: one request was told {count} times of {call_id}")
         for call_id, (at, _) in calls.results.items():
-            begun, after = pieces[0].at < at, sum(fed.at > at + _ON_ITS_WAY_S for fed in pieces)
-            if surely and begun and after >= _ENOUGH and call_id not in ever:
+            before = sum(when <= at + _ON_ITS_WAY_S for when in taken.get(pieces[0].request_id, ()))
+            if surely and pieces[0].at < at and len(pieces) - before >= _ENOUGH and call_id not in ever:
                 yield Violation("B16", f"{session.session_id}: the result of {call_id} was kept from the model")
