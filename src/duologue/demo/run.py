@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -64,7 +65,8 @@ class _Take(msgspec.Struct, frozen=True, kw_only=True):
 async def run_demo(options: DemoOptions, note: Note) -> Report:
     """Hold the conversation and write the files; the report says whether all was well.
 
-    Raises ServerError, ConnectError, ModelUnavailableError or OSError if it could not even begin.
+    Raises ServerError, ConnectError, ModelUnavailableError or OSError if it could not even begin, and OSError if a file
+    could not be written: session and server have ended in order then.
     """
     out_dir = options.out_dir
     _clear(out_dir)
@@ -91,7 +93,7 @@ async def run_demo(options: DemoOptions, note: Note) -> Report:
     report = msgspec.structs.replace(
         report, cpu_seconds=round(usage.cpu_s, 2), rss_mb=round(peak_rss_bytes / 1_000_000, 1)
     )
-    write_report(out_dir / "report.json", report)
+    write_files(out_dir, {"report.json": partial(write_report, report=report)})
     return report
 
 
@@ -177,12 +179,27 @@ async def _talking(
             async with conversation.running():
                 yield conversation, finish
     finally:
-        recorder.write(out_dir / "events.jsonl")
+        writes: dict[str, Callable[[Path], None]] = {"events.jsonl": recorder.write}
         if microphone.position:
-            write_sound(out_dir / "conversation.wav", microphone, player, start_s=conversation.microphone_start_s)
+            sound = partial(write_sound, microphone=microphone, player=player, start_s=conversation.microphone_start_s)
+            writes["conversation.wav"] = sound
+        write_files(out_dir, writes)
 
 
-def write_sound(path: Path, microphone: Microphone, player: Player, *, start_s: float) -> None:
+def write_files(folder: Path, writes: Mapping[str, Callable[[Path], None]]) -> None:
+    """Write each file, whatever becomes of the others. Then raises the first OSError, which names its file."""
+    faults: list[OSError] = []
+    for name, write in writes.items():
+        path = folder / name
+        try:
+            write(path)
+        except OSError as fault:  # a disk that is full says so without saying where
+            faults.append(OSError(fault.errno, fault.strerror or str(fault), str(path)))
+    if faults:
+        raise faults[0]
+
+
+def write_sound(path: Path, *, microphone: Microphone, player: Player, start_s: float) -> None:
     """Both sides on one clock: left the user, right what was heard of the assistant. The microphone began at `start_s`."""
     left = bytes(2 * round(start_s * RATE_HZ)) + microphone.track()
     right = player.track(len(left) / 2 / RATE_HZ)
@@ -230,7 +247,7 @@ def _models(served: list[str]) -> dict[str, str]:
     return {"served": ", ".join(served), **files}
 
 
-def write_report(path: Path, report: Report) -> None:
+def write_report(path: Path, *, report: Report) -> None:
     """The report as indented JSON; the file appears only when it is whole."""
     part = path.with_suffix(".part")
     part.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")

@@ -51,7 +51,7 @@ REPORT = Report(
 
 
 def test_the_file_holds_every_promised_field(tmp_path: Path) -> None:
-    write_report(tmp_path / "report.json", REPORT)
+    write_report(tmp_path / "report.json", report=REPORT)
     report = json.loads((tmp_path / "report.json").read_text())
     assert {"ok", "failures", "turns", "models", "cpu_seconds", "rss_mb"} <= set(report)
     assert {

@@ -130,7 +130,7 @@ def test_the_measures_come_from_the_turns(good: Held) -> None:
 
 def test_the_recording_is_silent_from_the_stop_until_the_next_answer(good: Held, tmp_path: Path) -> None:
     start_s = good.conversation.microphone_start_s
-    write_sound(tmp_path / "c.wav", good.microphone, good.player, start_s=start_s)
+    write_sound(tmp_path / "c.wav", microphone=good.microphone, player=good.player, start_s=start_s)
     import wave
 
     with wave.open(str(tmp_path / "c.wav")) as file:
