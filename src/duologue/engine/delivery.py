@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from duologue.engine.messages import OutputMessage, StageMetricsMessage
 from duologue.engine.requests import OrchestratorRequestState, build_engine_core_request_from_tokens
 from duologue.engine.stage_pool import StagePool
 from duologue.engine.stages.contract import PREWARM
 from duologue.engine.stages.edge import Topology
 from duologue.errors import ErrorCode, StageFault
-from duologue.outputs import StagePrompt, StageRequest
+from duologue.metrics.stats import StageRequestStats
+from duologue.outputs import RequestOutput, StagePrompt, StageRequest
 
 if TYPE_CHECKING:
     from duologue.clock import Runtime
@@ -135,3 +137,16 @@ def placeholder(prompt: StagePrompt) -> StagePrompt:
         session_key=prompt.session_key,
         options={**prompt.options, PREWARM: True},
     )
+
+
+def client_message(
+    state: OrchestratorRequestState, stage_id: int, output: RequestOutput, stats: StageRequestStats
+) -> OutputMessage | StageMetricsMessage | None:
+    """What the client of an ordinary request hears of an output: all of a final stage, of any other the cost at its end."""
+    if stage_id in state.final_outputs:
+        last = output.finished and state.final_outputs <= state.finished
+        state.show(stage_id, output)
+        return OutputMessage(request_id=state.request_id, stage_id=stage_id, output=output, finished=last)
+    if output.finished and state.parent_id is None:
+        return StageMetricsMessage(request_id=state.request_id, stage_id=stage_id, values=stats.values())
+    return None

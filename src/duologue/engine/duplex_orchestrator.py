@@ -258,6 +258,10 @@ class DuplexOrchestrator(Orchestrator, DuplexStagePort):
         """Number of stages."""
         return len(self.stage_pools)
 
+    def stage_name(self, stage_id: int) -> str:
+        """As it is configured."""
+        return self.stage_pools[stage_id].name
+
     def sampling_defaults(self) -> tuple[object, ...]:
         """One per stage; ``RuntimeError`` naming the first stage without a live replica."""
         defaults = []

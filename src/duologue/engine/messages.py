@@ -125,7 +125,7 @@ class OutputMessage(EngineQueueMessage, frozen=True, kw_only=True):
 
 
 class StageMetricsMessage(EngineQueueMessage, frozen=True, kw_only=True):
-    """Measurements of one request at one stage, for clients that ask for them."""
+    """What one request cost at a stage whose output its client does not get: sent once, when that stage has finished."""
 
     request_id: str
     stage_id: int

@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from duologue.engine.companions import CompanionTracker
-from duologue.engine.delivery import Delivery, placeholder
+from duologue.engine.delivery import Delivery, client_message, placeholder
 from duologue.engine.faults import as_fault, error_message, fault_of, of_companion, partial_messages
 from duologue.engine.handoff import EmptyHandoff, NoPiece, hand_on
 from duologue.engine.lanes import Lanes
@@ -284,12 +284,8 @@ class OrchestratorBase:
             segment.kept = True  # of a companion everything is kept until it is done
         if output.finished:
             state.finished.add(stage_id)
-        if not state.session_owned and stage_id in state.final_outputs:
-            last = output.finished and state.final_outputs <= state.finished
-            state.show(stage_id, output)
-            self.output_async_queue.put_nowait(
-                OutputMessage(request_id=state.request_id, stage_id=stage_id, output=output, finished=last)
-            )
+        if not state.session_owned and (message := client_message(state, stage_id, output, stats)) is not None:
+            self.output_async_queue.put_nowait(message)
         submit_ts = state.stage_submit_ts.get(stage_id)
         return await self._intercept_stage_output(stage_id, replica_id, output, state, stats, submit_ts)
 
@@ -452,7 +448,7 @@ class OrchestratorBase:
         if self._meters is not None:
             for name, stats in rows:
                 self._meters.observe(name, stats)
-        if self.log_stats and rows:
+        if self.log_stats and rows and not state.session_owned:  # a session tells it per response
             logger.info("what the response cost\n%s", stats_table(rows), extra={"request_id": state.request_id})
 
     def _bereft(self, request_ids: Sequence[str]) -> list[tuple[OrchestratorRequestState, StageFault]]:

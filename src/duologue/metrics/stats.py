@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 MOST_GAPS: Final = 512
@@ -66,6 +66,39 @@ class StageRequestStats:
         self.audio_s += audio_s
         if finished:
             self.finished_at = now
+
+    def copy(self) -> StageRequestStats:
+        """As it stands."""
+        return replace(self, output_gaps_s=list(self.output_gaps_s))
+
+    def since(self, before: StageRequestStats | None) -> StageRequestStats:
+        """What was added since ``before``, an earlier copy of this; the time to a first output is of the first alone."""
+        if before is None:
+            return self.copy()
+        return replace(
+            self,
+            submitted_at=None,
+            first_output_at=None,
+            queue_s=0.0,
+            outputs=self.outputs - before.outputs,
+            output_tokens=self.output_tokens - before.output_tokens,
+            audio_s=self.audio_s - before.audio_s,
+            input_audio_s=self.input_audio_s - before.input_audio_s,
+            output_gaps_s=self.output_gaps_s[len(before.output_gaps_s) :],
+        )
+
+    def values(self) -> dict[str, float | None]:
+        """The figures for a client: counts, and seconds; ``None`` for what there was none of."""
+        return {
+            "outputs": self.outputs,
+            "output_tokens": self.output_tokens,
+            "audio_s": self.audio_s,
+            "input_audio_s": self.input_audio_s,
+            "queue_s": self.queue_s,
+            "first_output_s": self.first_output_s,
+            "longest_gap_s": max(self.output_gaps_s, default=None),
+            "real_time_factor": self.real_time_factor,
+        }
 
 
 _TITLES = ("stage", "replica", "queue ms", "first ms", "gap ms", "longest", "outputs", "tokens", "audio s", "rtf")

@@ -126,7 +126,6 @@ class World:
     complete: float = 0.9
     seed: str = "seed"
     opened: bool = True
-    plausible: bool = False  # the model says of each request what is its own: what is delivered is compared
     checked: bool = True  # the costly invariants after every step too
     now: float = 100.0
     events: list[SessionEvent] = field(default_factory=list)
@@ -228,7 +227,7 @@ class World:
         whole = any(isinstance(event, SessionClosed | SessionExpired) for event in self.events)
         return judge(
             engine_evidence(self.seen, self.runtime, self.capabilities, whole=whole),
-            stages=self.plausible,
+            stages=False,  # replies are made up here: none is any request's own
         )
 
     def _carry_out(self, effect: Effect) -> None:

@@ -399,7 +399,6 @@ def test_a_request_that_is_over_has_no_consequence_for_what_still_leaves() -> No
     world.apply(StageFailed(request_id=request_id, code=ErrorCode.RUNTIME_STREAM_FAILED, message="late"))
     world.speak(speech("More of it.", 200), request_id=request_id)
     assert request_id not in world.core.live_request_ids()
-    world.plausible = False
     world.advance(1.0)
     assert (world.last(ResponseDone).status, world.last(ResponseDone).audio_ms) == ("completed", 1_000)
 

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from duologue.engine.messages import AbortRequest
+from duologue.engine.messages import AbortRequest, OutputMessage, StageMetricsMessage
 from duologue.metrics.stats import StageRequestStats
 from duologue.outputs import RequestOutput, StageRequest
 from duologue.sim.loop import VirtualRuntime, run, virtual
@@ -49,6 +49,21 @@ async def test_every_request_is_observed_once_at_each_stage_that_it_reached(runt
         assert spoken.first_output_s == spoken.real_time_factor == pytest.approx(0.5)
         assert meter.heard[-2][1].input_audio_s == 2.0
         assert meter.heard[1][1].finished_at is None
+
+
+@virtual
+async def test_the_client_hears_once_what_a_stage_cost_whose_output_it_does_not_get(runtime: VirtualRuntime) -> None:
+    rig = Rig(runtime, [StageSpec(speak), StageSpec(echo)])
+    async with running(rig):
+        rig.add("r", "x")
+        await asyncio.sleep(2)
+        (cost,) = [message for message in rig.outbox.messages if isinstance(message, StageMetricsMessage)]
+        assert (cost.request_id, cost.stage_id) == ("r", 0)
+        assert (cost.values["output_tokens"], cost.values["audio_s"]) == (2, 1.0)
+        assert cost.values["first_output_s"] == pytest.approx(0.5)
+        assert cost.values["longest_gap_s"] is None
+        outputs = [message.stage_id for message in rig.outbox.messages if isinstance(message, OutputMessage)]
+        assert outputs and set(outputs) == {1}
 
 
 @pytest.mark.parametrize("log_stats", [True, False])

@@ -89,6 +89,10 @@ class DuplexStagePort(abc.ABC):
     def stage_count(self) -> int:
         """Number of stages in the pipeline."""
 
+    def stage_name(self, stage_id: int) -> str:
+        """The stage for people, in the log."""
+        return f"stage{stage_id}"
+
     @abc.abstractmethod
     def sampling_defaults(self) -> tuple[object, ...]:
         """One default per stage; ``RuntimeError`` naming the first stage without a live replica."""

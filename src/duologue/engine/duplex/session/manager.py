@@ -219,6 +219,7 @@ class DuplexSessionManager:
             detection=self.detection,
             runtime_config=self.runtime_config,
             reports_output=msg.takes_output,
+            log_stats=self.log_stats,
         )
         try:
             runner.model.configure(msg.config, session.config_generation)

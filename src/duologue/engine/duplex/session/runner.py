@@ -47,6 +47,7 @@ from duologue.engine.duplex.core.items import (
 )
 from duologue.engine.duplex.core.session import DuplexEngineSession
 from duologue.engine.duplex.core.silence import compute_silence_continuation_deadline
+from duologue.engine.duplex.events import ResponseDone
 from duologue.engine.duplex.plugin import DuplexModelPlugin, DuplexModelSessionState, Rebuild
 from duologue.engine.duplex.results import Decision
 from duologue.engine.duplex.session.context import (
@@ -57,6 +58,7 @@ from duologue.engine.duplex.session.context import (
     SessionManager,
 )
 from duologue.engine.duplex.session.control import SessionControl
+from duologue.engine.duplex.session.costs import ResponseCosts
 from duologue.engine.duplex.session.detection import DetectionService
 from duologue.engine.duplex.session.emitter import SessionEmitter
 from duologue.engine.duplex.session.ending import SessionEnding
@@ -77,6 +79,7 @@ class DuplexSessionRunner:
     """Owns one :class:`DuplexEngineSession` on the orchestrator's loop (see module docstring).
 
     ``reports_output``: the consumer says what it took (``OutputTaken``); otherwise every event counts as taken at once.
+    ``log_stats``: one table per response in the log.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class DuplexSessionRunner:
         detection: DetectionService | None = None,
         runtime_config: DuplexSessionRuntimeConfig | None = None,
         reports_output: bool = False,
+        log_stats: bool = False,
     ) -> None:
         self.session = session
         self.plugin = plugin
@@ -115,6 +119,7 @@ class DuplexSessionRunner:
             session_id=session.session_id,
             model_config=model_config,
         )
+        self._costs = ResponseCosts(session, stage_port) if log_stats else None
         self.out = SessionEmitter(self.ctx, promote_deferred_overlap=self._promote_deferred_overlap_later)
         self.model = ModelChannel(
             self.ctx,
@@ -180,6 +185,8 @@ class DuplexSessionRunner:
         match effect:
             case Emit():
                 self.out.emit(effect)
+                if self._costs is not None and isinstance(effect.event, ResponseDone):
+                    self._costs.over(effect.event.response_id)
             case Detect():
                 self.control.detect(effect)
             case SubmitAppend():
@@ -322,7 +329,8 @@ class DuplexSessionRunner:
         context: DuplexOutputContext,
     ) -> bool:
         """Accept one stage output; true when it must not be forwarded."""
-        del metrics
+        if self._costs is not None and metrics is not None:
+            self._costs.heard(request_id, metrics)
         if self.ending.broken or self.run.closing:
             return True
         if output.error is not None:
