@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from duologue.engine.messages import AddCompanionRequest, StreamingUpdate
+from duologue.engine.messages import AddCompanionRequest, OutputMessage, StreamingUpdate
 from duologue.engine.stages.edge import Edge, pass_on
 from duologue.outputs import RequestOutput, SamplingParams, StagePrompt, StageRequest
 from duologue.sim.loop import VirtualRuntime, virtual
@@ -163,7 +163,8 @@ async def test_thousands_at_once_lose_nothing_and_double_nothing(runtime: Virtua
         assert rig.endings() == {f"r{number}": 1 for number in range(2_000)}
         texts: dict[str, list[str]] = {}
         for message in rig.outbox.messages:
-            texts.setdefault(message.request_id, []).append(message.output.text)  # type: ignore[attr-defined]
+            if isinstance(message, OutputMessage):
+                texts.setdefault(message.request_id, []).append(message.output.text)
         assert all("".join(texts[f"r{n}"]).split() == [f"a{n}", f"b{n}"] for n in range(2_000))
         assert rig.leftovers() == {}
 
