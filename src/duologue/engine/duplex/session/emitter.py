@@ -38,6 +38,7 @@ class SessionEmitter:
     __slots__ = (
         "_ctx",
         "_open_responses",
+        "_response_over",
         "dropped_after_terminal",
         "dropped_stale",
         "last_number",
@@ -45,8 +46,16 @@ class SessionEmitter:
         "terminal",
     )
 
-    def __init__(self, ctx: DuplexSessionContext, *, promote_deferred_overlap: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        ctx: DuplexSessionContext,
+        *,
+        promote_deferred_overlap: Callable[[], None],
+        response_over: Callable[[str], None] | None = None,
+    ) -> None:
+        """``response_over`` hears of each response that has its terminal."""
         self._ctx = ctx
+        self._response_over = response_over or _nobody
         self.promote_deferred_overlap = promote_deferred_overlap
         self._open_responses: dict[str, ResponseCreated] = {}
         self.last_number = 0
@@ -112,9 +121,14 @@ class SessionEmitter:
                 self._open_responses[event.response_id] = event
             case ResponseDone():
                 self._open_responses.pop(event.response_id, None)
+                self._response_over(event.response_id)
             case SessionClosed() | SessionExpired():
                 self.terminal = event
                 self._ctx.run.closed_emitted = True
             case _:
                 pass
         self._ctx.manager.emit(self._ctx.session_id, number, event)
+
+
+def _nobody(response_id: str) -> None:
+    del response_id

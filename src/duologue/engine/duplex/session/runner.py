@@ -47,7 +47,6 @@ from duologue.engine.duplex.core.items import (
 )
 from duologue.engine.duplex.core.session import DuplexEngineSession
 from duologue.engine.duplex.core.silence import compute_silence_continuation_deadline
-from duologue.engine.duplex.events import ResponseDone
 from duologue.engine.duplex.plugin import DuplexModelPlugin, DuplexModelSessionState, Rebuild
 from duologue.engine.duplex.results import Decision
 from duologue.engine.duplex.session.context import (
@@ -120,7 +119,11 @@ class DuplexSessionRunner:
             model_config=model_config,
         )
         self._costs = ResponseCosts(session, stage_port) if log_stats else None
-        self.out = SessionEmitter(self.ctx, promote_deferred_overlap=self._promote_deferred_overlap_later)
+        self.out = SessionEmitter(
+            self.ctx,
+            promote_deferred_overlap=self._promote_deferred_overlap_later,
+            response_over=None if self._costs is None else self._costs.over,
+        )
         self.model = ModelChannel(
             self.ctx,
             self.out,
@@ -185,8 +188,6 @@ class DuplexSessionRunner:
         match effect:
             case Emit():
                 self.out.emit(effect)
-                if self._costs is not None and isinstance(effect.event, ResponseDone):
-                    self._costs.over(effect.event.response_id)
             case Detect():
                 self.control.detect(effect)
             case SubmitAppend():
