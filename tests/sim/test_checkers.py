@@ -17,10 +17,25 @@ from duologue.server.transport import SocketLostError
 from duologue.sim.checkers import judge
 from duologue.sim.conversation import Conversation, Heard
 from duologue.sim.loop import VirtualRuntime, virtual
+from duologue.sim.mutation import applied
+from duologue.sim.mutations import MUTATIONS
 from duologue.sim.network import Pipe
 from duologue.sim.observation import Observations
 from duologue.sim.outcome import evidence_of, live
-from duologue.sim.plan import Choices, Deployment, Link, Plan, ReplicaFault, Rest, Say
+from duologue.sim.plan import (
+    Choices,
+    Deployment,
+    Link,
+    Lose,
+    Plan,
+    ReplicaFault,
+    Rest,
+    Resume,
+    Return,
+    Say,
+    Step,
+    Until,
+)
 from duologue.sim.replica import ReplicaFaults, SimReplica
 from duologue.sim.stages import StageDesk
 from duologue.sim.trace import Trace
@@ -201,3 +216,44 @@ def test_a_stage_that_has_read_what_came_after_a_result_was_told_of_it() -> None
     fed[first] = fed[first]._replace(prompt=msgspec.structs.replace(fed[first].prompt, messages=()))
     del fed[first + 10 :]
     assert "B16" in broken(world)
+
+
+# What a client may ask for again
+
+
+def _numbers(talk: Conversation, connection: int) -> list[int]:
+    numbers = (entry.event.server_event_seq for entry in talk.heard if entry.event and entry.connection == connection)
+    return [number for number in numbers if isinstance(number, int)]
+
+
+def _asked_again(how: Return, *, between: tuple[Step, ...] = ()) -> Plan:
+    voice = (Say(), Until(moment="audio"), *between, Resume(how=how), Until(moment="done"))
+    ann = msgspec.structs.replace(TALK.people[0], voice=voice, ack_events=4, link=Link(delay_ms=40))
+    return msgspec.structs.replace(TALK, people=(ann,))
+
+
+def test_what_was_not_acknowledged_is_given_again_and_a_journal_that_forgets_it_is_noticed() -> None:
+    scene = _asked_again("acked", between=(Rest(ms=350), Lose(how="reset")))
+    talk = _talk(lived(scene))
+    first, second = ({seq for seq in _numbers(talk, attempt.number)} for attempt in talk.attempts)
+    asked = talk.attempts[-1].asked
+    assert 0 < asked == max(first) // 4 * 4 < max(first), "the rhythm of this client leaves some events unacknowledged"
+    assert first & second == set(range(asked + 1, max(first) + 1))
+    with applied(next(mutation for mutation in MUTATIONS if mutation.name == "journal trimmed too far")):
+        assert "B14" in broken(lived(scene))
+
+
+@pytest.mark.parametrize("acked", [True, False])
+def test_who_takes_over_is_sent_back_only_if_it_acknowledged_more_than_it_asked_for(acked: bool) -> None:
+    world = lived(_asked_again("takeover"))
+    talk = _talk(world)
+    attempt = talk.attempts[-1]
+    index = next(n for n, entry in enumerate(talk.heard) if isinstance(entry.event, wire.SessionResumed))
+    entry = talk.heard[index]
+    gap = wire.ResyncRequired(
+        reason="journal_gap", last_received_server_event_seq=attempt.asked, next_server_event_seq=attempt.asked + 1
+    )
+    talk.heard.insert(index + 1, entry._replace(event=gap))
+    talk.acks[:] = [(entry.at, attempt.asked + acked)]
+    texts = [found.text for found in judge(evidence_of(world))]
+    assert any("sent back although nothing was lost" in text for text in texts) is not acked
