@@ -16,7 +16,8 @@ from duologue.engine.duplex import events
 from duologue.errors import ErrorCode
 from duologue.sim.observation import Observations, Told
 from duologue.sim.plan import Choices, Deployment, Errand, Lose, Order, Person, Plan, Rest, Resume, Say, Step, Until
-from duologue.sim.sample import Idle, Struck
+from duologue.sim.strike import Strike
+from duologue.sim.strike_plan import plan_of
 from duologue.sim.world import World
 
 EventT = TypeVar("EventT", bound=events.SessionEvent)
@@ -69,12 +70,33 @@ TWINS: Final = Plan(
 )
 
 
+PATIENT: Final = Plan(
+    seed=1,
+    deployments=(msgspec.structs.replace(CALM, sentences=(3, 3), sentence_ms=(1_500, 1_500)),),
+    people=(
+        Person(
+            name="ann",
+            voice=(Say(), Until(moment="audio"), Say(), DONE, DONE),
+            choices=Choices(interrupt=False),  # the second question is answered after the first answer
+            leave="stay",
+        ),
+    ),
+)
+
+
+BARGE_INS: Final = tuple(Strike(at=at, what="barge_in") for at in range(20, 100, 10))
+
+
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """In ``scene`` the checker fires once ``off`` is switched off, or ``tamper`` has changed what was seen of it."""
+    """In ``scene`` the checker fires once ``off`` is switched off, or ``tamper`` has changed what was seen of it.
+
+    ``strikes``: what strikes meanwhile, each in a run of its own: the checker fires in one of them.
+    """
 
     scene: Plan
     off: str = ""
+    strikes: tuple[Strike, ...] = ()
     tamper: Callable[[World], None] | None = None
 
 
@@ -115,10 +137,6 @@ def _end_twice(world: World) -> None:
     said.append(said[-1]._replace(number=said[-1].number + 1))
 
 
-def _owe_a_turn(world: World) -> None:
-    seen(world).samples.append(Idle(18.0, "ann's", {"turns": 1}, {}))
-
-
 def _overhear_a_turn(world: World) -> None:
     first = seen(world).input[0].request_id
     seen(world).input[:] = [fed for fed in seen(world).input if fed.request_id != first]
@@ -156,10 +174,6 @@ def _answer_twice(world: World) -> None:
     answers[next(iter(answers))] += 1
 
 
-def _leave_a_request(world: World) -> None:
-    seen(world).samples.append(Struck(3.0, ("a request",)))
-
-
 PROOFS: Final[dict[int, Proof]] = {
     1: Proof(TALK, tamper=_lose_the_end),
     2: Proof(TALK, tamper=_speak_after_the_end),
@@ -167,7 +181,7 @@ PROOFS: Final[dict[int, Proof]] = {
     4: Proof(TALK, tamper=_end_twice),
     5: Proof(TALK, off="terminal before the slot is free"),
     6: Proof(CROWD, off="one slot too many"),
-    7: Proof(TALK, tamper=_owe_a_turn),
+    7: Proof(PATIENT, off="wanted answer forgotten"),
     8: Proof(INTERRUPTED, off="sequence not restarted"),
     9: Proof(TALK, off="prefix off by a sample"),
     10: Proof(TALK, tamper=_overhear_a_turn),
@@ -184,5 +198,5 @@ PROOFS: Final[dict[int, Proof]] = {
     21: Proof(TALK, tamper=_speak_after_an_overflow),
     22: Proof(REFUSED, off="refused settings adopted"),
     24: Proof(ERRANDS, tamper=_end_an_errand_twice),
-    25: Proof(TALK, tamper=_leave_a_request),
+    25: Proof(plan_of(1), off="cancel forgets to abort", strikes=BARGE_INS),
 }

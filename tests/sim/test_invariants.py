@@ -13,6 +13,7 @@ from duologue.sim.invariants import INVARIANTS
 from duologue.sim.mutation import applied
 from duologue.sim.mutations import MUTATIONS
 from duologue.sim.outcome import evidence_of, live, simulate
+from duologue.sim.strike import live as struck
 from duologue.sim.trace import Entry
 from duologue.sim.twin import alone, compare
 from tests.sim.scenes import PROOFS, TWINS, Proof
@@ -22,6 +23,9 @@ OFF = {mutation.name: mutation for mutation in MUTATIONS}
 
 def _rules(proof: Proof) -> set[str]:
     with applied(OFF[proof.off]) if proof.off else nullcontext():
+        if proof.strikes:
+            outcomes = [struck(proof.scene, strike)[0] for strike in proof.strikes]
+            return {found.rule for outcome in outcomes for found in outcome.violations}
         world, violations = live(proof.scene)
     assert world is not None
     if proof.tamper is not None:
@@ -55,6 +59,10 @@ def test_every_scene_is_healthy_as_it_is() -> None:
     plans = {id(proof.scene): proof.scene for proof in PROOFS.values()}
     for plan in (*plans.values(), TWINS):
         assert simulate(plan).violations == ()
+    for proof in PROOFS.values():
+        for strike in proof.strikes:
+            outcome, watch = struck(proof.scene, strike)
+            assert outcome.violations == () and watch is not None and watch.struck
 
 
 def test_a_witness_that_notices_something_is_noticed() -> None:

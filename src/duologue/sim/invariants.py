@@ -87,7 +87,7 @@ INVARIANTS: Final = (
         "reservations go back to zero and never below",
         "checkers.counters",
         "counters",
-        changed="an idle session holds a turn",
+        off="wanted answer forgotten",
     ),
     _one(
         8,
@@ -195,7 +195,7 @@ INVARIANTS: Final = (
         "a cancel at any await leaves nothing open, bound or held, and is answered once",
         "checkers.counters strike",
         "strikes counters",
-        changed="a request is left after a strike",
+        off="cancel forgets to abort",
     ),
 )
 
