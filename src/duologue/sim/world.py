@@ -22,6 +22,7 @@ from duologue.engine.messages import (
 )
 from duologue.outputs import StagePrompt
 from duologue.sim.caller import Caller
+from duologue.sim.checkers.evidence import session_of
 from duologue.sim.library import LibraryTalker
 from duologue.sim.loop import START_S, VirtualRuntime
 from duologue.sim.plan import Death, Errand, Leap, Operation, Person, Plan, Shutdown, Strike
@@ -33,6 +34,7 @@ from duologue.sim.trace import Trace
 WORK_LIMIT_S: Final = 600.0
 REST_S: Final = 150.0  # beside the time-outs of the sessions: sockets that went dark, clean-ups tried again
 IDLE_AFTER_S: Final = 18.0  # before the shortest idle time-out
+WORKS_S: Final = 5.0  # longer than the longest time that a model takes over a piece of its input
 POLL_S: Final = 0.5
 PATIENCE_POLLS: Final = 200  # of a tenth of a second: so long somebody waits for an errand that has been sent whole
 DRAIN_S: Final = 2.0
@@ -120,9 +122,18 @@ class World:
                 # A resident model's request lives as long as its epoch; what was taken is for the socket to say.
                 kept = ("untaken", "requests") if site.plan.family == "resident" else ("untaken",)
                 left = {name: size for name, size in runner.session.tables().items() if size and name not in kept}
+                if self._is_behind(site, attachment.session_id):
+                    left.pop("append_queue", None)  # a slow model hears bit by bit what it was told in a burst
                 waiting = left if runner.session.phase == "open" else {}
                 idle = Idle(IDLE_AFTER_S, attachment.session_id, runner.session.held(), waiting)
                 site.seen.samples.append(idle)
+
+    def _is_behind(self, site: Site, session_id: str) -> bool:
+        """Whether a resident model that has to tell when there is room for more is at work on what it was given."""
+        since = self.trace.now() - WORKS_S
+        made = (made for made in reversed(site.seen.output) if session_of(made.request_id) == session_id)
+        last = next(made, None) if site.plan.context_units else None
+        return last is not None and last.at >= since
 
     async def _end_clients(self) -> None:
         for talker in self.talkers:

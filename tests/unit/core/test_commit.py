@@ -8,6 +8,7 @@ from duologue.config.session import ServerVad, SessionConfig, SessionPatch, Turn
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
 from duologue.engine.duplex.commands import (
     ClearAudio,
+    CloseSession,
     CommitAudio,
     CreateItem,
     CreateResponse,
@@ -58,6 +59,28 @@ def test_a_cancel_never_waits() -> None:
     assert world.state.commit_wait is None
     world.answer_all()
     assert not world.of(InputCommitted) and world.state.turn is None
+
+
+def test_what_still_waits_when_the_session_ends_is_answered_once_each() -> None:
+    world = waiting()
+    patch = SessionPatch(instructions="Be terse.")
+    world.send(UpdateSession(patch=patch, event_id="update"))
+    world.send(UpdateSession(patch=patch))
+    world.send(CommitAudio(event_id="again"))
+    world.send(CloseSession())
+    assert [(error.event_id, error.code) for error in world.of(ErrorRaised)] == [
+        (event_id, ErrorCode.SESSION_CLOSED) for event_id in ("commit", "update", "again")
+    ]
+    world.answer_all()
+    assert len(world.of(ErrorRaised)) == 3 and not world.of(InputCommitted)
+
+
+def test_settings_that_are_being_judged_when_the_session_ends_are_answered() -> None:
+    world = World(MANUAL, auto=False)
+    world.send(UpdateSession(patch=SessionPatch(instructions="Be terse."), event_id="update"))
+    assert world.state.judging is not None
+    world.send(CloseSession())
+    assert [error.event_id for error in world.of(ErrorRaised)] == ["update"]
 
 
 def test_a_second_commit_of_the_same_audio_is_an_error() -> None:

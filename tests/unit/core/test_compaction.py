@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from duologue.config.stage_config import DuplexSessionRuntimeConfig
 from duologue.engine.duplex.commands import BargeIn, CallOutput, CommitAudio, CreateItem, InputItem
+from duologue.engine.duplex.core.items import TimerFired
+from duologue.engine.duplex.core.submission import TELL_S
 from duologue.engine.duplex.events import ErrorRaised, FunctionCalled, ResponseAudio, ResponseCreated, ResponseDone
 from duologue.engine.duplex.results import ContextUsed, FunctionCall, Listened, TurnEnded
 from duologue.errors import ErrorCode
@@ -272,7 +275,8 @@ def test_a_turn_of_which_a_part_is_submitted_is_answered_by_the_next_request_tha
 @pytest.mark.parametrize("late", [False, True])
 def test_the_result_of_a_function_is_told_once_whether_it_comes_before_the_roll_over_or_after(late: bool) -> None:
     config = structs.replace(MANUAL, tools=(ToolDefinition(name="clock"),))
-    world = World(config, capabilities=structs.replace(TOLD, calls_functions=True))
+    limits = DuplexSessionRuntimeConfig(tool_result_timeout_s=5.0)
+    world = World(config, capabilities=structs.replace(TOLD, calls_functions=True), runtime=limits)
     world.append(bytes(UNIT))
     world.speak(FunctionCall(name="clock"), TurnEnded(), ContextUsed(used=14, limit=20, heard=1))
     call = world.last(FunctionCalled).item.parts[0].call_id
@@ -306,3 +310,67 @@ def test_input_that_has_no_room_keeps_no_session_whose_model_hangs() -> None:
     idle_ttl_s = world.state.runtime.idle_ttl_s
     assert idle_ttl_s is not None and world.core.lease_expiry(world.now + idle_ttl_s - 0.1) is None
     assert world.core.lease_expiry(world.now + idle_ttl_s) == "idle_ttl_expired"
+
+
+def behind(*, compacts: bool = True, told: int = 3) -> World:
+    """Three pieces are heard, twelve are on their way, and more waits for what the model tells."""
+    world = World(MANUAL, capabilities=structs.replace(TOLD, compacts=compacts))
+    world.append(bytes(range(250)) * (UNIT * 30 // 250))
+    if told:
+        heard(world, told, told)
+        assert len(world.submits) == 15
+    return world
+
+
+def test_what_a_stage_took_and_the_model_never_heard_is_not_waited_for_longer_than_it_may_take() -> None:
+    world = behind()
+    first = world.submits[0].request_id
+    heard(world, 14, 14)  # the fifteenth was lost on the way
+    world.advance(TELL_S - 0.1)
+    assert len(world.submits) == 15 and not world.aborted
+    world.advance(0.2)
+    assert world.aborted == [first] and not world.of(ErrorRaised)
+    again = [submit for submit in world.submits if submit.request_id != first]
+    assert again[0].rebuild and again[0].compact and len(again) == 5
+    heard(world, 5, 8)
+    stream = b"".join(submit.audio for submit in world.submits)
+    assert stream == (bytes(range(250)) * (UNIT * 30 // 250))[: len(stream)] and len(stream) > 20 * UNIT
+
+
+@pytest.mark.parametrize(("compacts", "told"), [(False, 3), (True, 0), (False, 0)])
+def test_a_model_that_tells_nothing_and_cannot_be_rolled_over_loses_its_session_in_time(
+    compacts: bool, told: int
+) -> None:
+    world = behind(compacts=compacts, told=told)
+    world.advance(TELL_S - 0.1)
+    assert world.core.phase == "open"
+    world.advance(0.2)
+    assert world.core.phase == "closing" and world.last(ErrorRaised).code is ErrorCode.CONTEXT_FULL
+
+
+def test_a_model_that_is_slow_is_waited_for_as_long_as_it_tells() -> None:
+    world = behind()
+    for pieces in range(4, 15):
+        world.advance(TELL_S - 0.5)
+        heard(world, pieces, pieces)
+    assert not world.aborted and world.core.phase == "open"
+
+
+def test_a_process_that_stood_still_does_not_blame_the_model() -> None:
+    world = behind()
+    world.now += 3 * TELL_S
+    world.apply(TimerFired())
+    assert not world.aborted
+    heard(world, 4, 4)
+    world.advance(TELL_S - 0.1)
+    assert not world.aborted
+    world.advance(0.2)
+    assert len(world.aborted) == 1
+
+
+def test_input_that_was_forgotten_waits_for_nothing() -> None:
+    world = behind()
+    world.send(BargeIn())
+    aborted = len(world.aborted)
+    world.advance(3 * TELL_S)
+    assert world.core.phase == "open" and len(world.aborted) == aborted and not world.of(ErrorRaised)

@@ -15,8 +15,10 @@ from duologue.engine.duplex.commands import (
     BargeIn,
     CancelResponse,
     ClearAudio,
+    CloseSession,
     CommitAudio,
     Heartbeat,
+    RetrieveItem,
     UpdateSession,
 )
 from duologue.engine.duplex.events import (
@@ -116,6 +118,21 @@ async def test_what_stops_something_does_not_wait_behind_a_long_append(runtime: 
     assert len(there.of(HeartbeatAcknowledged)) == 1, "only audio and commits are dropped with the input"
     there.runner.submit(CommitAudio(event_id="e1"))
     assert there.of(ErrorRaised)[-1].code == ErrorCode.INPUT_AUDIO_BUFFER_EMPTY
+
+
+@virtual
+async def test_what_waits_behind_a_long_append_is_told_that_the_session_ends(runtime: VirtualRuntime) -> None:
+    there = desk(runtime)
+    there.runner.submit(AppendAudio(audio=tone(60_000, rate_hz=RATE_HZ)))
+    there.runner.submit(CommitAudio(event_id="commit"))
+    there.runner.submit(RetrieveItem(item_id="item_1", event_id="retrieve"))
+    there.runner.submit(CloseSession())
+    assert there.runner.control.waiting_commands == 0
+    await asyncio.sleep(1.0)
+    assert [(error.event_id, error.code) for error in there.of(ErrorRaised)] == [
+        (event_id, ErrorCode.SESSION_CLOSED) for event_id in ("commit", "retrieve")
+    ]
+    assert not there.of(InputCommitted)
 
 
 @virtual

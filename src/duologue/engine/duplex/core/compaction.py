@@ -3,8 +3,8 @@
 Rules kept here: a roll-over opens another request with what the plugin keeps, under the same epoch, so no input is lost and
 nothing that plays is touched; it waits for a moment in which nobody speaks for as long as there is room for that, and until
 the model has heard all that it was given, if it tells; an answer that would reach the limit is asked to end, then ended; a
-model that cannot be rolled over loses its session before the limit, never at it. What may be submitted meanwhile, see
-``gauge.py``.
+model that cannot be rolled over loses its session before the limit, never at it; input waits for what the model tells of its
+context no longer than ``TELL_S``. What may be submitted meanwhile, see ``gauge.py``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ URGENT_AT = 0.9
 LAST_AT = 0.96
 """From here on an answer is ended as it is; a session that cannot be rolled over ends."""
 
+LATE_S = 1.0
+"""A timer that is so late says that this process stood still, and nothing of the model."""
+
 
 def used(s: SessionState, record: StageRequestRecord, result: ContextUsed) -> None:
     """The model's context holds ``used`` of ``limit``: act on it if it is time."""
@@ -30,6 +33,7 @@ def used(s: SessionState, record: StageRequestRecord, result: ContextUsed) -> No
     share = result.used / result.limit if result.limit > 0 else 0.0
     record.context.share = share
     record.context.hear(result.heard)
+    s.tell_by = None
     if share >= ROLL_OVER_AT:
         _act(s, record, share, f"{result.used} of {result.limit}")
     if s.capabilities.context_units:
@@ -67,6 +71,25 @@ def make_room(s: SessionState) -> None:
             return
         s.cramped = False
     _end(s, f"{submission.units_of(s, head)} more units do not fit into {s.capabilities.context_units}")
+
+
+def untold(s: SessionState) -> None:
+    """Input waits for room until the model has told of what it was given, and it has told nothing for long.
+
+    Something of that may be lost, or the model hangs. How full its context is, nobody knows: it begins another.
+    """
+    due, s.tell_by = s.tell_by, None
+    head = s.tail.queue[0] if s.tail.queue else None
+    record = s.requests.get(head.request_id) if head is not None else None
+    waits = head is not None and record is not None and not submission.has_room(s, record, head)
+    if record is None or not waits or not record.context.waiting or due is None or s.now > due + LATE_S:
+        submission.pump(s)  # it is waited for anew, if it is waited for
+        return
+    if s.capabilities.compacts and record.context.share is not None:
+        _end_answer(s)
+        _roll_over(s, record)
+    else:
+        _end(s, f"nothing was told of the last {sum(record.context.waiting)} units for {submission.TELL_S:g} s")
 
 
 def _answering(s: SessionState) -> bool:

@@ -217,14 +217,27 @@ def begin_close(s: SessionState) -> None:
             answers.finish(s, response, "failed", error=s.close_fault, message="The session ended.")
         else:
             cancel.cancel(s, cancel.CLOSE)
+    _dismiss(s)
     cancel.clear_input(s)
     tools.cancel_pending(s)
     s.tail.void()
-    s.judging = s.judged_config = None
-    s.behind.clear()
     s.committed.clear()
     s.lease.end()
     s.idle_at = None
+
+
+def _dismiss(s: SessionState) -> None:
+    """Commands that still wait for the input before them will not be carried out: each is told."""
+    waiting = [command.event_id for command in s.behind]
+    if s.commit_wait is not None:
+        waiting.insert(0, s.commit_wait.event_id)
+    if s.judging is not None:
+        waiting.insert(0, s.judge_event_id)
+    s.judging = s.judged_config = s.judge_event_id = s.commit_wait = None
+    s.behind.clear()
+    for event_id in waiting:
+        if event_id is not None:
+            s.error(ErrorCode.SESSION_CLOSED, "The session ended before the command was due.", event_id=event_id)
 
 
 def request_close(s: SessionState, kind: str, reason: str, fault: ErrorCode | None = None) -> None:

@@ -275,6 +275,8 @@ class DuplexEngineSession:
             resident.continuation_due(s)
         if s.transcript_wait is not None and s.now >= s.transcript_wait:
             submission.pump(s)
+        if s.tell_by is not None and s.now >= s.tell_by:
+            compaction.untold(s)
         if s.idle_at is not None and s.now >= s.idle_at:
             lifecycle.idle_timed_out(s)
         if s.rebuild_by is not None and s.now >= s.rebuild_by:
@@ -286,7 +288,7 @@ class DuplexEngineSession:
         if s.phase != "open":
             return None
         first = s.pace_at
-        for at in (s.silence.due_at, s.idle_at, s.rebuild_by, s.beside_at):
+        for at in (s.silence.due_at, s.idle_at, s.rebuild_by, s.beside_at, s.tell_by):
             if at is not None and (first is None or at < first):
                 first = at
         # Each of these costs a call, and is for a case that is seldom there.

@@ -275,6 +275,7 @@ class SessionState:
     pace_at: float | None = None
     beside_at: float | None = None  # the same for what is said outside the conversation
     transcript_wait: float | None = None
+    tell_by: float | None = None  # until then input waits for what a resident model tells of its context
     rebuild_by: float | None = None  # until then a new placement is waited for
     lost_message: str = ""
     lost_for_good: bool = False  # without a new placement the session cannot go on

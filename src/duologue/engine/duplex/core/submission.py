@@ -15,6 +15,9 @@ from duologue.engine.duplex.plugin import HistoryEntry
 
 TRANSCRIPT_WAIT_S = 2.0
 
+TELL_S = 10.0
+"""So long input waits for the model to tell of its context, if that is all it waits for."""
+
 
 def enqueue(s: SessionState, append: PendingAppend) -> None:
     """Add to the tail and submit it if its turn has come."""
@@ -38,7 +41,7 @@ def pump(s: SessionState) -> None:
     """Submit the head of the tail if nothing is in flight and nothing must be waited for."""
     tail = s.tail
     if not tail.queue:
-        s.transcript_wait = None
+        s.transcript_wait = s.tell_by = None
         if not s.asides:
             return
     if tail.blocked or s.phase != "open" or s.rebuild_by is not None:
@@ -67,7 +70,12 @@ def _ready(s: SessionState, record: StageRequestRecord, head: PendingAppend) -> 
     if not s.resident_family:
         return not (head.final and head.respond and _must_wait(s, head))
     ready = has_room(s, record, head)
-    s.cramped = not ready and not record.paused and not record.context.waiting
+    waits = not ready and not record.paused
+    s.cramped = waits and not record.context.waiting
+    if not waits or s.cramped:
+        s.tell_by = None
+    elif s.tell_by is None:
+        s.tell_by = s.now + TELL_S
     return ready
 
 

@@ -62,7 +62,7 @@ _COMMAND_BYTES = 4096  # what a command counts as that waits, beside its audio a
 
 _URGENT = (BargeIn, CancelInput, CancelResponse, ClearOutput, CloseSession, SignalTurn)
 _REPORTS = (AckPlayback, Heartbeat)
-_FORGETS_INPUT = (BargeIn, CancelInput, CloseSession)
+_FORGETS_INPUT = (BargeIn, CancelInput)
 
 
 class SessionControl:
@@ -323,11 +323,13 @@ class SessionControl:
         """The format in which appends are read."""
         return self._format
 
-    def stop_input(self) -> None:
-        """The session is closing: what still waits to be decoded is not wanted."""
+    def stop_input(self) -> tuple[DuplexCommand, ...]:
+        """The session is closing: what still waits is not wanted. Returns whatever of it has to be answered."""
         self.held = False
+        unanswered = tuple(command for command in self._waiting if not isinstance(command, AppendAudio))
         self._waiting.clear()
         self._waiting_bytes = 0
+        return unanswered
 
     def close(self) -> None:
         """The session is over."""

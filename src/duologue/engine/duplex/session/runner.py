@@ -38,6 +38,7 @@ from duologue.engine.duplex.core.effects import (
     SubmitAppend,
 )
 from duologue.engine.duplex.core.items import (
+    CommandReceived,
     Item,
     ModelSpoke,
     Opened,
@@ -183,6 +184,8 @@ class DuplexSessionRunner:
                 queue.append(OutputTaken(number=self._taken))
         if session.phase in ("closing", "closed"):
             self._note_phase()
+            if queue:
+                self._drain()
 
     def _execute(self, effect: Effect) -> None:
         match effect:
@@ -218,7 +221,7 @@ class DuplexSessionRunner:
     def _note_phase(self) -> None:
         if not self.run.closing:
             self.run.closing = True
-            self.control.stop_input()
+            self._queue.extend(CommandReceived(command=command) for command in self.control.stop_input())
         if self.session.phase == "closed":
             self.run.runtime_closed = True
 
