@@ -92,6 +92,7 @@ class AsyncioRuntime:
         self._offload_threads = offload_threads
         self._pool: ThreadPoolExecutor | None = None
         self._closed = False
+        self._create_task = self._loop.create_task
         self._tasks: dict[asyncio.Task[Any], None] = {}  # ordered, unlike a set: closing repeats exactly
         self.task_failures = 0
 
@@ -113,7 +114,7 @@ class AsyncioRuntime:
         if self._closed:
             coro.close()
             raise RuntimeError(f"task {name!r} can't start: the runtime is closed")
-        task = self._loop.create_task(coro, name=name)
+        task = self._create_task(coro, name=name)
         self._tasks[task] = None
         task.add_done_callback(self._ended)
         return task

@@ -28,6 +28,7 @@ class Lane:
     def __init__(self, runtime: Runtime, delay_s: Callable[[], float]) -> None:
         self._runtime = runtime
         self._delay_s = delay_s
+        self._new_future = asyncio.get_running_loop().create_future
         self._flight: deque[tuple[float, bytes]] = deque()
         self._arrived: deque[bytes] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -98,8 +99,8 @@ class Lane:
         while not self._arrived:
             if self.ended is not None:
                 return None
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            self._waiter = waiter = self._new_future()
+            await waiter
         frame = self._arrived.popleft()
         self.unread -= len(frame)
         self.on_read()
@@ -229,18 +230,23 @@ class ServerEnd(DirectTransport):
         self.on_writable: Callable[[], None] = _nothing
         self._pipe = pipe
         self._told = False
+        self._refused = False  # who asked was told that there is no room, and waits for some
         self.on_frame: Callable[[bytes], None] = _ignore  # sees what the server reads
         self.on_send: Callable[[bytes], None] = _ignore  # sees what the server hands over
         pipe.down.on_read = self._read
 
     def _read(self) -> None:
-        self.on_writable()
+        if self._refused:
+            self._refused = False
+            self.on_writable()
 
     @property
     def writable(self) -> bool:
         # A connection that is lost takes everything: who writes to it learns of the loss.
         down = self._pipe.down
-        return down.ended is not None or down.unread < self._pipe.link.window_bytes
+        writable = down.ended is not None or down.unread < self._pipe.link.window_bytes
+        self._refused = not writable
+        return writable
 
     async def send(self, frame: bytes) -> None:
         down = self._pipe.down

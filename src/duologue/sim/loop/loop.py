@@ -1,11 +1,12 @@
 """The loop whose clock jumps (the rules are in :mod:`duologue.sim.loop`)."""
 
 import asyncio
-import heapq
 import random
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextvars import copy_context
+from heapq import heapify, heappop, heappush
 from typing import Any, Final, TypeVarTuple
 
 from duologue.sim.loop.fault import (
@@ -29,15 +30,16 @@ _CLEANUP_S: Final = 60.0
 class VirtualLoop(asyncio.BaseEventLoop):
     """The loop. It keeps BaseEventLoop's ready queue, and replaces its timers, its clock and its one turn."""
 
-    _ready: deque[asyncio.Handle]
+    _ready: deque[LeanHandle]
     _stopping: bool
+    _closed: bool
 
     def __init__(self, *, seed: int = 0, limit_s: float | None = None, shuffle: bool = False) -> None:
         super().__init__()
         self._now = START_S
         self._limit = None if limit_s is None else START_S + limit_s
         self._shuffler = random.Random(f"order:{seed}") if shuffle else None
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, LeanTimer]] = []
         self._timer_count = 0
         self._cancelled_timers = 0
         self._task_count = 0
@@ -57,51 +59,42 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._now - START_S
 
     def get_debug(self) -> bool:
-        return False  # every cancelled handle asks
+        return False  # every cancelled handle of asyncio asks
 
-    def call_soon(self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Any = None) -> asyncio.Handle:
-        self._check_closed()  # type: ignore[attr-defined]
-        handle = LeanHandle(callback, args, self, context)
+    def call_soon(self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Any = None) -> Any:
+        if self._closed:
+            raise RuntimeError("Event loop is closed")
+        handle = LeanHandle(callback, args, copy_context() if context is None else context)
         self._ready.append(handle)
         return handle
 
-    def call_at(
-        self,
-        when: float,
-        callback: Callable[[*_Ts], object],
-        *args: *_Ts,
-        context: Any = None,
-    ) -> asyncio.TimerHandle:
-        self._check_closed()  # type: ignore[attr-defined]
-        timer = LeanTimer(when, callback, args, self, context)
+    def call_at(self, when: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Any = None) -> Any:
+        if self._closed:
+            raise RuntimeError("Event loop is closed")
+        context = copy_context() if context is None else context
+        timer = LeanTimer(callback, args, context, at=when, dropping=self._timer_dropped)
         self._timer_count += 1
-        heapq.heappush(self._timers, (when, self._timer_count, timer))
+        heappush(self._timers, (when, self._timer_count, timer))
         return timer
 
-    def call_later(
-        self, delay: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Any = None
-    ) -> asyncio.TimerHandle:
+    def call_later(self, delay: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Any = None) -> Any:
         return self.call_at(self._now + delay, callback, *args, context=context)
 
-    def _timer_handle_cancelled(self, handle: Any) -> None:
-        if not handle._scheduled:
-            return
+    def _timer_dropped(self) -> None:
         self._cancelled_timers += 1
         if self._cancelled_timers > 100 and self._cancelled_timers * 2 > len(self._timers):
-            # In place of the handle that is being cancelled right now, which is not marked yet.
-            kept = [entry for entry in self._timers if entry[2] is not handle and not entry[2].cancelled()]
-            heapq.heapify(kept)
+            kept = [entry for entry in self._timers if not entry[2].dropped]
+            heapify(kept)
             self._timers = kept
             self._cancelled_timers = 0
-            handle._scheduled = False
 
     def _take_due(self) -> None:
         """Move every timer that is due to the ready queue, in order."""
-        timers = self._timers
-        while timers and timers[0][0] <= self._now:
-            timer = heapq.heappop(timers)[2]
-            timer._scheduled = False  # type: ignore[attr-defined]
-            if timer.cancelled():
+        timers, now = self._timers, self._now
+        while timers and timers[0][0] <= now:
+            timer = heappop(timers)[2]
+            timer.waiting = False
+            if timer.dropped:
                 self._cancelled_timers -= 1
             else:
                 self._ready.append(timer)
@@ -109,8 +102,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _jump(self) -> None:
         """Move time to the next timer; nothing is ready."""
         timers = self._timers
-        while timers and timers[0][2].cancelled():
-            heapq.heappop(timers)
+        while timers and timers[0][2].dropped:
+            heappop(timers)
             self._cancelled_timers -= 1
         if not timers:
             raise DeadlockError(
@@ -131,7 +124,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Turn after turn, until something stops the loop: asyncio would call this once a turn."""
         ready = self._ready
         while True:
-            self._take_due()
+            timers = self._timers
+            if timers and timers[0][0] <= self._now:
+                self._take_due()
             if not ready and not self._move_on():
                 return
             self._turns += 1
@@ -142,8 +137,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
             for _ in range(len(ready)):
                 handle = ready.popleft()
                 try:
-                    if not handle._cancelled:
-                        handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
+                    if not handle.dropped:
+                        handle.context.run(handle.callback, *handle.args)  # type: ignore[arg-type]
                 except BaseException as fault:
                     self._failed_in(handle, fault)
             if self._stopping or self._faults:
@@ -160,7 +155,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._take_due()
         return True
 
-    def _failed_in(self, handle: asyncio.Handle, fault: BaseException) -> None:
+    def _failed_in(self, handle: LeanHandle, fault: BaseException) -> None:
         if isinstance(fault, SystemExit | KeyboardInterrupt):
             raise fault
         self.call_exception_handler({"message": "Exception in callback", "exception": fault, "handle": handle})
@@ -195,17 +190,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
     # -- tasks
 
     def create_task(self, coro: Any, *, name: object = None, context: Any = None, **options: Any) -> asyncio.Task[Any]:
+        if context is not None:
+            options["context"] = context
+        task = self.create_followed(coro, name=name, **options)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def create_followed(self, coro: Any, *, name: object = None, **options: Any) -> asyncio.Task[Any]:
+        """A task whose failure its maker will see to."""
         self._check_closed()  # type: ignore[attr-defined]
         self._task_count += 1
         number = self._task_count
-        if context is not None:
-            options["context"] = context
         name = name or ("main" if number == 1 else f"task-{number}")
         if self.wrap is not None:
             coro = self.wrap(coro)
-        task: VirtualTask[Any] = VirtualTask(number, coro, loop=self, name=name, **options)
-        task.add_done_callback(self._task_ended)
-        return task
+        return VirtualTask(number, coro, loop=self, name=name, **options)
 
     def _task_ended(self, task: asyncio.Task[Any]) -> None:
         # asyncio reports a failure that nobody asked for when the task is collected as garbage, which is at no
@@ -267,9 +266,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             future.set_exception(fault)
         return future
 
-    def call_soon_threadsafe(
-        self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Any = None
-    ) -> asyncio.Handle:
+    def call_soon_threadsafe(self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Any = None) -> Any:
         if self.is_running() and threading.get_ident() != self._thread_id:  # type: ignore[attr-defined]
             raise VirtualIoError(f"another thread called {callback!r}: there are no threads in virtual time")
         return self.call_soon(callback, *args, context=context)
@@ -296,8 +293,7 @@ for _name in _REFUSED:
     setattr(VirtualLoop, _name, _refusal(_name))
 
 
-def _is_free(handle: asyncio.Handle) -> bool:
-    if isinstance(handle, asyncio.TimerHandle):
+def _is_free(handle: LeanHandle) -> bool:
+    if isinstance(handle, LeanTimer):
         return True
-    owner = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]
-    return isinstance(owner, asyncio.Task)
+    return isinstance(getattr(handle.callback, "__self__", None), asyncio.Task)

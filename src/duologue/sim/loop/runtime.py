@@ -31,6 +31,7 @@ class VirtualRuntime(AsyncioRuntime):
 
     def __init__(self, loop: VirtualLoop, seed: int = 0) -> None:
         super().__init__(loop=loop)
+        self._create_task = loop.create_followed
         self.loop = loop
         self.seed = seed
         self.random = random.Random(f"world:{seed}")
@@ -51,8 +52,9 @@ class VirtualRuntime(AsyncioRuntime):
 
     def spawn(self, coro: Coroutine[Any, Any, _T], *, name: str) -> asyncio.Task[_T]:
         task = super().spawn(coro, name=name)
-        for seen in tuple(self.on_spawn):
-            seen(task)
+        if self.on_spawn:
+            for seen in tuple(self.on_spawn):
+                seen(task)
         return task
 
     async def offload(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> _T:

@@ -5,6 +5,8 @@ import contextvars
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+import msgspec
+
 _T = TypeVar("_T")
 
 
@@ -19,40 +21,42 @@ class VirtualTask(asyncio.Task[_T]):
         return self.number
 
 
-class LeanHandle(asyncio.Handle):
-    """A handle without what only a loop in debug mode wants; there is one for every step of every task."""
+class LeanHandle(msgspec.Struct, eq=False):
+    """What ``call_soon`` returns: a handle with nothing that the loop does not use; each step of each task has one."""
 
-    __slots__ = ()
+    callback: Callable[..., object] | None
+    args: tuple[Any, ...]
+    context: contextvars.Context
+    dropped: bool = False
 
-    def __init__(
-        self, callback: Callable[..., object], args: tuple[Any, ...], loop: asyncio.AbstractEventLoop, context: Any
-    ) -> None:
-        self._context = contextvars.copy_context() if context is None else context
-        self._loop = loop
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
-        self._repr = self._source_traceback = None
+    def cancel(self) -> None:
+        """It will not run."""
+        self.dropped = True
+        self.callback = None  # as it may hold what should be free
+        self.args = ()
+
+    def cancelled(self) -> bool:
+        """Whether it was cancelled."""
+        return self.dropped
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {'cancelled' if self.dropped else repr(self.callback)}>"
 
 
-class LeanTimer(asyncio.TimerHandle):
-    """A timer without the same."""
+class LeanTimer(LeanHandle, eq=False, kw_only=True):
+    """What ``call_at`` returns. ``dropping`` is told when it is cancelled while it waits."""
 
-    __slots__ = ()
+    at: float
+    dropping: Callable[[], None]
+    waiting: bool = True
 
-    def __init__(
-        self,
-        when: float,
-        callback: Callable[..., object],
-        args: tuple[Any, ...],
-        loop: asyncio.AbstractEventLoop,
-        context: Any,
-    ) -> None:
-        self._context = contextvars.copy_context() if context is None else context
-        self._loop = loop
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
-        self._repr = self._source_traceback = None
-        self._when = when
-        self._scheduled = True
+    def when(self) -> float:
+        """The time of the loop at which it runs."""
+        return self.at
+
+    def cancel(self) -> None:
+        """It will not run."""
+        if not self.dropped:
+            super().cancel()
+            if self.waiting:
+                self.dropping()
