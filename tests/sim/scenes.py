@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from duologue.engine.duplex import events
 from duologue.errors import ErrorCode
@@ -122,19 +123,19 @@ def _lose_the_end(world: World) -> None:
 def _speak_after_the_end(world: World) -> None:
     said = told(world)
     end, sound = find(world, events.ResponseDone), find(world, events.ResponseAudio)
-    said[end], said[sound] = (said[end]._replace(event=said[sound].event), said[sound]._replace(event=said[end].event))
+    said[end], said[sound] = (replace(said[end], event=said[sound].event), replace(said[sound], event=said[end].event))
 
 
 def _speak_of_an_old_epoch(world: World) -> None:
     said, last = told(world), find(world, events.ResponseCreated, -1)
     event = said[last].event
     assert isinstance(event, events.ResponseCreated)
-    said[last] = said[last]._replace(event=msgspec.structs.replace(event, epoch=0))
+    said[last] = replace(said[last], event=msgspec.structs.replace(event, epoch=0))
 
 
 def _end_twice(world: World) -> None:
     said = told(world)
-    said.append(said[-1]._replace(number=said[-1].number + 1))
+    said.append(replace(said[-1], number=said[-1].number + 1))
 
 
 def _overhear_a_turn(world: World) -> None:
@@ -150,13 +151,13 @@ def _call_twice(world: World) -> None:
 def _jump_back(world: World) -> None:
     said = told(world)
     one, other = find(world, events.ResponseAudio), find(world, events.ResponseAudio, 1)
-    said[one], said[other] = (said[one]._replace(event=said[other].event), said[other]._replace(event=said[one].event))
+    said[one], said[other] = (replace(said[one], event=said[other].event), replace(said[other], event=said[one].event))
 
 
 def _speak_after_an_overflow(world: World) -> None:
     event = events.ErrorRaised(code=ErrorCode.OUTPUT_BACKPRESSURE, message="9 events wait to be read.")
     at = find(world, events.ResponseAudio)
-    told(world).insert(at, told(world)[at]._replace(event=event))
+    told(world).insert(at, replace(told(world)[at], event=event))
 
 
 def _forget_a_heartbeat(world: World) -> None:

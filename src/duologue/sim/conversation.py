@@ -7,15 +7,15 @@ the client is here in the order in which it read it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
+import msgspec
 from msgspec import UNSET
 
 from duologue.sim.plan import Choices, Dialect
 from duologue.wire import server_events as wire
 
 
-class Heard(NamedTuple):
+class Heard(msgspec.Struct, frozen=True, gc=False):
     """One frame that the client read. ``event`` is ``None`` for a type that it does not know."""
 
     at: float
@@ -23,7 +23,7 @@ class Heard(NamedTuple):
     event: wire.ServerEvent | None
 
 
-class Read(NamedTuple):
+class Read(msgspec.Struct, frozen=True, gc=False):
     """One frame that the server read: its event type, and audio if it carried some."""
 
     at: float

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+import msgspec
 
 from duologue.engine.duplex.commands import DuplexCommand
 from duologue.engine.duplex.contracts import DuplexFence
@@ -21,7 +22,7 @@ from duologue.sim.tape import cut
 from duologue.sim.trace import Trace
 
 
-class Fed(NamedTuple):
+class Fed(msgspec.Struct, frozen=True, gc=False):
     """One piece of input, as stage code got it."""
 
     at: float
@@ -31,7 +32,7 @@ class Fed(NamedTuple):
     prompt: StagePrompt
 
 
-class Made(NamedTuple):
+class Made(msgspec.Struct, frozen=True, gc=False):
     """One output, as its replica handed it to the engine."""
 
     at: float
@@ -40,7 +41,7 @@ class Made(NamedTuple):
     output: RequestOutput
 
 
-class Planned(NamedTuple):
+class Planned(msgspec.Struct, frozen=True, gc=False):
     """One append that the plugin was asked to plan; ``accepted`` when the stage took it."""
 
     at: float
@@ -57,7 +58,7 @@ class Planned(NamedTuple):
     compact: bool
 
 
-class Told(NamedTuple):
+class Told(msgspec.Struct, frozen=True, gc=False):
     """One event of a session as it left the engine."""
 
     at: float

@@ -65,6 +65,7 @@ class Talker:
         self.position = 0  # in samples of the speaker's tape
         self.appends = 0
         self._moments: dict[str, asyncio.Event] = {}
+        self._appends: dict[bytes, wire.AudioAppend] = {}  # on their way, so that they need not be decoded to be known
         self._last_order: bytes = b""
         self._play_end_s = 0.0
         self._acked_ms: dict[str, float] = {}
@@ -143,7 +144,7 @@ class Talker:
     def _server_read(self, talk: Conversation, attempt: Attempt, frame: bytes) -> None:
         kind, event_id, audio = "broken", None, b""
         try:
-            event = decode_client_event(frame, talk.dialect)
+            event = self._appends.pop(frame, None) or decode_client_event(frame, talk.dialect)
         except Exception:
             pass  # a frame that the plan broke; the server says what it thinks of it
         else:
@@ -341,7 +342,9 @@ class Talker:
         """Send audio."""
         self.appends += 1
         event_id = self.talk.next_id() if self.appends % 7 == 0 else None
-        frame = encode(wire.AudioAppend(audio=audio, event_id=event_id))
+        event = wire.AudioAppend(audio=audio, event_id=event_id)
+        frame = encode(event)
+        self._appends[frame] = event
         await self.say_frame(frame, f"append {len(audio)}")
 
     async def _order(self, step: Order) -> None:

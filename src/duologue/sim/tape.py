@@ -14,8 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 LENGTH: Final = 1 << 20  # samples: 65 s at 16 kHz
-LOUD: Final = 3_000  # above it in magnitude a sample is speech
-ACK: Final = 13_000  # above it, speech that only acknowledges
+
+
+def _upper_bytes(limit: int) -> bytes:
+    """The upper bytes of all samples that are not above ``limit`` in magnitude."""
+    return bytes(upper for upper in range(256) if -limit <= (upper ^ 0x80) * 256 - 0x8000 + 128 <= limit)
+
+
+# Of both the upper byte of a sample tells (but for one value), so that bytes can be counted in place of samples.
+LOUD: Final = 0x0C00 - 1  # above it in magnitude a sample is speech
+ACK: Final = 0x3300 - 1  # above it, speech that only acknowledges
+
+_SOFT: Final = _upper_bytes(LOUD)
+_PLAIN: Final = _upper_bytes(ACK)
 
 Samples = npt.NDArray[np.int16]
 
@@ -56,14 +67,13 @@ def cut(name: str, position: int, count: int) -> bytes:
 
 def loud_share(pcm: bytes) -> list[bool]:
     """For each whole frame of 512 samples: whether it is speech."""
-    frames = len(pcm) // 1024
-    # Every eighth sample, as one byte each: counting in these is quicker than any sum over a small array.
-    loud = (np.abs(np.frombuffer(pcm, dtype="<i2")[: frames * 512 : 8]) > LOUD).tobytes()
-    return [loud.count(1, start, start + 64) > 12 for start in range(0, frames * 64, 64)]
+    # Of every eighth sample.
+    return [
+        len(pcm[start : start + 1024 : 16].translate(None, _SOFT)) > 12 for start in range(1, len(pcm) - 1022, 1024)
+    ]
 
 
 def spoken(pcm: bytes) -> tuple[int, bool]:
     """(samples of speech, whether it only acknowledges) in an utterance."""
-    samples = np.abs(np.frombuffer(pcm[: len(pcm) & ~1], dtype="<i2").astype(np.int32))
-    loud = int(np.count_nonzero(samples > LOUD))
-    return loud, loud > 0 and int(np.count_nonzero(samples > ACK)) * 5 > loud
+    speech = pcm[1::2].translate(None, _SOFT)
+    return len(speech), len(speech.translate(None, _PLAIN)) * 5 > len(speech)

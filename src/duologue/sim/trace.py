@@ -11,13 +11,15 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
 
 _ID = re.compile(rb"(resp-duplex-[0-9a-f]{32}-\d+-[0-9a-f]{8}|duplex-[0-9a-f]{32}|(?:item|call)_[0-9a-f]{8})")
 _TOKEN = re.compile(rb'("resume_token":")[^"]+')
 
 
-class Entry(NamedTuple):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """``at`` in seconds since the run began; ``who`` a client, a stage or a part of the world; ``data`` text or a frame."""
 
     at: float
@@ -65,7 +67,7 @@ def anonymous(entries: Iterable[Entry]) -> list[Entry]:
     def rename(match: re.Match[bytes]) -> bytes:
         return names.setdefault(match.group(0), b"#%d" % len(names))
 
-    return [entry._replace(data=_ID.sub(rename, _TOKEN.sub(rb"\1*", entry.data))) for entry in entries]
+    return [replace(entry, data=_ID.sub(rename, _TOKEN.sub(rb"\1*", entry.data))) for entry in entries]
 
 
 def difference(first: list[Entry], second: list[Entry]) -> str | None:

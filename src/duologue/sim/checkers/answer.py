@@ -17,6 +17,7 @@ _ANSWERS: Final[dict[str, type[wire.ServerEvent]]] = {
     "Heartbeat": wire.HeartbeatAck,
     "PlaybackAck": wire.PlaybackAcknowledged,
 }
+_ANSWERED: Final = {answer: kind for kind, answer in _ANSWERS.items()}
 _SHOWN: Final = (wire.SessionUpdated, wire.SessionCreated, wire.SessionResumed)
 
 
@@ -52,9 +53,9 @@ def _answered(session: SessionEvidence, *, prompt: bool) -> Iterator[Violation]:
         event = entry.event
         if isinstance(event, wire.Error) and event.error.event_id in kinds:
             got[kinds[event.error.event_id]] += 1
-        for kind, answer in _ANSWERS.items():
-            if isinstance(event, answer):
-                got[kind] += 1
+        kind = _ANSWERED.get(type(event)) if event is not None else None
+        if kind is not None:
+            got[kind] += 1
     anonymous = Counter(read.kind for read in talk.read if read.event_id is None)
     for kind in _ANSWERS:
         least, most = asked[kind] * prompt, asked[kind] + late[kind] + anonymous[kind] + anonymous["AudioPlaybackAck"]

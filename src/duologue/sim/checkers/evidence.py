@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import msgspec
@@ -45,7 +46,8 @@ class SiteEvidence(NamedTuple):
     acted: Mapping[str, int] = {}  # declared: how often each limit acted
 
 
-class SessionEvidence(NamedTuple):
+@dataclass(frozen=True)
+class SessionEvidence:
     """One session as it was seen from all sides. ``talk`` is ``None`` if its client never learnt of it."""
 
     session_id: str
@@ -59,7 +61,7 @@ class SessionEvidence(NamedTuple):
         """How violations call it: as its client did, if it had one."""
         return self.session_id if self.talk is None else self.talk.name
 
-    @property
+    @cached_property
     def events(self) -> list[SessionEvent]:
         """What left the engine, in order, answers to strangers aside."""
         return [told.event for told in self.told if told.number > 0]

@@ -57,7 +57,8 @@ def _connection(
         if seq != expected:
             yield Violation("B14", f"{talk.name} connection {attempt.number}: event {seq} in place of {expected}")
         expected = seq + 1
-        if frames.setdefault(seq, event) != event:
+        first = frames.setdefault(seq, event)
+        if first is not event and first != event:
             yield Violation("B14", f"{talk.name}: event {seq} is another than the first time")
 
 
