@@ -136,7 +136,7 @@ def test_a_connection_that_was_taken_over_may_deliver_what_it_was_given_after_th
     assert _terminal(talk).connection == 2
     # Its successor was given it, too: nobody knows what the old one had still got.
     first = next(entry for entry in talk.heard if isinstance(entry.event, wire.AudioDelta) and entry.connection == 2)
-    talk.heard.append(first._replace(at=_terminal(talk).at + 0.1, connection=1))
+    talk.heard.append(msgspec.structs.replace(first, at=_terminal(talk).at + 0.1, connection=1))
     assert broken(world) == []
 
 
@@ -213,7 +213,7 @@ def test_a_stage_that_has_read_what_came_after_a_result_was_told_of_it() -> None
     world = lived(ASKING)
     fed = seen(world).input
     first = _told_of_a_result(world)[0]
-    fed[first] = fed[first]._replace(prompt=msgspec.structs.replace(fed[first].prompt, messages=()))
+    fed[first] = msgspec.structs.replace(fed[first], prompt=msgspec.structs.replace(fed[first].prompt, messages=()))
     del fed[first + 10 :]
     assert "B16" in broken(world)
 
