@@ -253,7 +253,7 @@ def test_who_takes_over_is_sent_back_only_if_it_acknowledged_more_than_it_asked_
     gap = wire.ResyncRequired(
         reason="journal_gap", last_received_server_event_seq=attempt.asked, next_server_event_seq=attempt.asked + 1
     )
-    talk.heard.insert(index + 1, entry._replace(event=gap))
+    talk.heard.insert(index + 1, msgspec.structs.replace(entry, event=gap))
     talk.acks[:] = [(entry.at, attempt.asked + acked)]
     texts = [found.text for found in judge(evidence_of(world))]
     assert any("sent back although nothing was lost" in text for text in texts) is not acked
