@@ -148,8 +148,7 @@ class Talker:
         except Exception:
             pass  # a frame that the plan broke; the server says what it thinks of it
         else:
-            kind = type(event).__name__
-            event_id = event.event_id
+            kind, event_id = type(event).__name__, event.event_id
             audio = event.audio if isinstance(event, wire.AudioAppend) else b""
         talk.read.append(Read(self.trace.now(), attempt.number, kind, event_id, audio))
 
@@ -342,8 +341,7 @@ class Talker:
         """Send audio."""
         self.appends += 1
         event_id = self.talk.next_id() if self.appends % 7 == 0 else None
-        event = wire.AudioAppend(audio=audio, event_id=event_id)
-        frame = encode(event)
+        frame = encode(event := wire.AudioAppend(audio=audio, event_id=event_id))
         self._appends[frame] = event
         await self.say_frame(frame, f"append {len(audio)}")
 
@@ -495,9 +493,5 @@ def exact_output(talk: Conversation) -> bool:
 
 
 def _audio_note(talk: Conversation, event: events.AudioDelta) -> str:
-    content = f" {_checksum(event.delta)}" if exact_output(talk) else ""
+    content = f" {zlib.crc32(event.delta):08x}" if exact_output(talk) else ""
     return f"audio {event.response_id} {event.server_event_seq} {len(event.delta)}{content}"
-
-
-def _checksum(audio: bytes) -> str:
-    return f"{zlib.crc32(audio):08x}"

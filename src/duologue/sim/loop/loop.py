@@ -143,8 +143,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     self._failed_in(handle, fault)
             if self._stopping or self._faults:
                 break
-        if self._faults:
-            self._raise_fault()
+        self._raise_fault()
 
     def _move_on(self) -> bool:
         """Nothing is ready: move time, unless the loop is to stop, or only to settle."""
@@ -250,6 +249,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._faults.append(context)
 
     def _raise_fault(self) -> None:
+        if not self._faults:
+            return
         context = self._faults[0]
         self._faults.clear()
         culprit = context.get("task") or context.get("future") or context.get("handle")
