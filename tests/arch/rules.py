@@ -27,6 +27,9 @@ BANNED_IN_CORE = frozenset(
 PLUGIN = "duologue.engine.duplex.plugin"
 CORE = "duologue.engine.duplex.core"
 
+# The interpreter (3.11) takes a call with more values on its stack than this through a dictionary.
+STACK_OF_A_CALL = 30
+
 # Names that say nothing about what a module holds.
 MODULE_NAMES_BANNED = frozenset({"utils", "util", "helpers", "helper", "common", "misc"})
 
@@ -50,6 +53,17 @@ def core_breaches(modules: Mapping[str, Path]) -> list[str]:
         if within(name, CORE)
         for found in imports_of(path, name)
         if any(within(found.target, banned) for banned in BANNED_IN_CORE) and found.target not in values
+    ]
+
+
+def call_breaches(modules: Mapping[str, Path]) -> list[str]:
+    """Calls in the engine with so many named arguments that each costs what twenty others do (a name counts twice)."""
+    return [
+        f"{path}:{node.lineno} names too many arguments: give the first ones by position"
+        for name, path in modules.items()
+        if within(name, "duologue.engine")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and len(node.args) + 2 * len(node.keywords) > STACK_OF_A_CALL
     ]
 
 

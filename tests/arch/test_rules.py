@@ -30,6 +30,7 @@ RULES: dict[str, Rule] = {
     "turn-based": rules.turn_based_breaches,
     "heavy": rules.heavy_breaches,
     "names": rules.name_breaches,
+    "calls": rules.call_breaches,
 }
 
 
@@ -40,6 +41,10 @@ def test_the_package_keeps_the_rule(rule: str) -> None:
 
 # Per rule: a module, a text for it, and whether that breaks the rule.
 CASES: list[tuple[str, str, str, bool]] = [
+    ("calls", "duologue.engine.duplex.core.state", f"f({', '.join(f'a{n}=1' for n in range(16))})", True),
+    ("calls", "duologue.engine.duplex.core.state", f"f({', '.join(f'a{n}=1' for n in range(15))})", False),
+    ("calls", "duologue.engine.duplex.core.state", f"f(1, {', '.join(f'a{n}=1' for n in range(15))})", True),
+    ("calls", "duologue.server.state", f"f({', '.join(f'a{n}=1' for n in range(16))})", False),
     ("core", "duologue.engine.duplex.core.state", "import time", True),
     ("core", "duologue.engine.duplex.core.state", "from os import path", True),
     ("core", "duologue.engine.duplex.core.state", "from duologue import clock", True),

@@ -90,7 +90,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
         return ChatMessage(self.role, self.text, self.calls, self.call_id, self.images)
 
 
-class AppendPlanRequest(msgspec.Struct, frozen=True, kw_only=True):
+class AppendPlanRequest(msgspec.Struct, frozen=True):
     """One piece of input that the core wants submitted.
 
     ``audio`` is PCM16 mono at ``rate_hz`` (the model's input rate); it may be empty in a text turn. ``history`` holds the

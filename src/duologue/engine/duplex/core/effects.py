@@ -47,7 +47,7 @@ class ClassifyTurn(_Effect, frozen=True, kw_only=True):
     pcm: bytes
 
 
-class SubmitAppend(_Effect, frozen=True, kw_only=True, gc=False):
+class SubmitAppend(_Effect, frozen=True, gc=False):
     """Plan and submit one piece of input. One is in flight at a time. Answer: ``AppendAccepted`` or ``AppendFailed``.
 
     ``first``: the request does not exist at the stage yet. ``rebuild``: it takes the place of one that is gone,

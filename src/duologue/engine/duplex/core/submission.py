@@ -129,27 +129,28 @@ def _submission(s: SessionState, append: PendingAppend, record: StageRequestReco
         record.context.waiting.append(units_of(s, append))
     fences = s.fences
     same_turn = append.fence.turn_id == fences.turn_id
+    # By position, since the interpreter takes a call with many names through a dictionary, at twenty times the price.
     return SubmitAppend(
-        number=append.number,
-        request_id=append.request_id,
-        fence=append.fence,
-        seq=fences.seq + 1,
-        turn_seq=fences.turn_seq + 1 if same_turn else 1,
-        audio=append.audio,
-        first=first,
-        final=append.final,
-        respond=append.respond,
-        silence=append.silence,
+        append.number,
+        append.request_id,
+        append.fence,
+        fences.seq + 1,
+        fences.turn_seq + 1 if same_turn else 1,
+        append.audio,
+        first,
+        append.final,
+        append.respond,
+        append.silence,
+        append.force_listen,
+        history,
+        config,
+        s.config_generation,
+        instructions,
+        rebuild=first and s.resident.rebuild,
+        compact=first and s.resident.compact,
         pause=append.pause,
         quiet=append.quiet,
         result=append.result,
-        force_listen=append.force_listen,
-        history=history,
-        config=config,
-        config_generation=s.config_generation,
-        instructions=instructions,
-        rebuild=first and s.resident.rebuild,
-        compact=first and s.resident.compact,
     )
 
 
@@ -163,9 +164,9 @@ def _beside(s: SessionState) -> SubmitAppend | None:
     config = waiting.response.config
     wished = waiting.response.options.instructions
     return SubmitAppend(
-        number=number,
-        request_id=waiting.request_id,
-        fence=waiting.fence,
+        number,
+        waiting.request_id,
+        waiting.fence,
         seq=0,
         turn_seq=0,
         audio=b"",
