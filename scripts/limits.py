@@ -50,7 +50,11 @@ _IN_SESSION: Final = "unit/session/test_limits.py::"
 _TRAFFIC: Final = "unit/server/turns/test_traffic.py::"
 _IN_TURNS: Final = "unit/server/turns/test_limits.py::"
 _TURN_CODE: Final = "duologue.server.turns."
-_READING: Final = "none: reading stops, the network waits, nothing is lost"
+
+
+def _acted(name: str) -> str:
+    return f'duologue_connection_limit_total{{limit="{name}"}}'
+
 
 SESSION: Final = (
     Limit(
@@ -297,7 +301,7 @@ CONNECTION: Final = (
         _SERVER + "max_frame_bytes",
         "bytes",
         "the connection closes (1009)",
-        "none: the socket's own business",
+        _acted("max_frame_bytes"),
         "integration/server/test_sockets.py::"
         "test_an_event_over_the_limit_is_an_error_and_a_frame_over_the_cap_closes_1009",
     ),
@@ -347,15 +351,17 @@ CONNECTION: Final = (
         _CONNECTION + "max_early_events",
         "events",
         "while the session opens, nothing more is read; if it waits for a slot, more is refused (`input_backpressure`)",
-        _READING,
+        _acted("max_early_events"),
         _IN_SERVER + "test_early_events",
     ),
-    Limit(_CONNECTION + "max_early_bytes", "bytes", "the same", _READING, _IN_SERVER + "test_early_bytes"),
+    Limit(
+        _CONNECTION + "max_early_bytes", "bytes", "the same", _acted("max_early_bytes"), _IN_SERVER + "test_early_bytes"
+    ),
     Limit(
         _CONNECTION + "max_local_frames",
         "frames",
         "while so many errors of the server's own wait for the socket, nothing more is read",
-        _READING,
+        _acted("max_local_frames"),
         _IN_SERVER + "test_local_frames",
     ),
     Limit(
@@ -469,13 +475,6 @@ REQUESTS: Final = (
         "the oldest is forgotten: a request that names its id is refused",
         "duologue_http_requests_total",
         _IN_TURNS + "test_spoken_answers",
-    ),
-    Limit(
-        "duologue.engine.companions:MAX_COMPANIONS",
-        "companions",
-        "one more is refused (`request_invalid`)",
-        "none: a caller in the same program is told",
-        "unit/engine/test_companions.py::test_a_parent_has_a_bounded_number_of_companions",
     ),
 )
 

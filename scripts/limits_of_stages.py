@@ -25,6 +25,21 @@ STAGES: Final = (
         "unit/engine/test_ray_actor.py::test_more_waits_from_the_limit_on",
     ),
     Limit(
+        "duologue.engine.companions:MAX_COMPANIONS",
+        "companions",
+        "one more is refused (`request_invalid`)",
+        "none: a caller in the same program is told",
+        "unit/engine/test_companions.py::test_a_parent_has_a_bounded_number_of_companions",
+    ),
+    Limit(
+        "duologue.engine.placement:MAX_SESSION_KEYS",
+        "sessions of a stage",
+        "of the session that was longest without a request it is forgotten which replica holds its context; its next "
+        "request goes to any and begins without",
+        'duologue_held{what="session_keys"}',
+        "unit/engine/test_pool.py::test_so_many_keys_are_remembered",
+    ),
+    Limit(
         "duologue.engine.duplex.core.rebuild:MOST_ATTEMPTS",
         "times in a row",
         "an answer whose worker dies each time is not made again (`replica_unavailable`)",

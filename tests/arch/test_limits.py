@@ -16,7 +16,7 @@ from duologue.config.stage_config import DuplexSessionRuntimeConfig
 from duologue.config.turns import TurnLimits
 from duologue.engine.duplex.session.registry import SessionHealth
 from duologue.server.engine import EngineFront, EngineHealth
-from duologue.server.metrics import ACTED, HELD, ServerMetrics
+from duologue.server.metrics import ACTED, CONNECTION_LIMITS, HELD, ServerMetrics
 from duologue.server.models import ModelCard, ModelNames
 from duologue.server.registry import ConnectionLimits, SessionHub
 from duologue.sim.loop import VirtualRuntime, virtual
@@ -68,7 +68,11 @@ def test_each_limit_has_a_value_a_metric_and_a_test(limit: object) -> None:
     ), metric
     for name in metric.split(", "):
         what = name.partition('="')[2].rstrip('"}')
-        known = {"duologue_held": HELD, "duologue_limit_acted": ACTED}.get(name.partition("{")[0])
+        known = {
+            "duologue_held": HELD,
+            "duologue_limit_acted": ACTED,
+            "duologue_connection_limit_total": CONNECTION_LIMITS,
+        }.get(name.partition("{")[0])
         assert known is None or what in known, name
     file, _, name = limit.test.partition("::")  # type: ignore[attr-defined]
     assert name in _tests_in(REPOSITORY / "tests" / file), limit.test  # type: ignore[attr-defined]

@@ -9,8 +9,12 @@ A group has one replica for every stage. A session gets the group that is least 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 
 from duologue.errors import ErrorCode, StageFault
+
+MAX_SESSION_KEYS: Final = 4096
+"""Of so many sessions a stage remembers which replica holds their context."""
 
 
 def choose_replica(live: Sequence[int], *, cursor: int, pinned: int | None = None, resident: int | None = None) -> int:
@@ -94,7 +98,7 @@ class SessionKeys:
 
     __slots__ = ("_limit", "_where")
 
-    def __init__(self, limit: int = 4096) -> None:
+    def __init__(self, limit: int = MAX_SESSION_KEYS) -> None:
         self._limit = limit
         self._where: dict[str, int] = {}
 

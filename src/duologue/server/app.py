@@ -171,6 +171,7 @@ class RealtimeServer:
             receive=websocket.receive,
             close=websocket.close,
             close_timeout_s=self.hub.limits.close_timeout_s,
+            limited=self.metrics.limited,
         )
         self._shells[shell] = None
         try:

@@ -200,7 +200,11 @@ def _health(orchestrator: DuplexOrchestrator) -> EngineHealth:
         slots_used=slots.limit - slots.free,
         slots_quarantined=slots.quarantined,
         sessions_waiting=slots.waiting,
-        held={**slots.held, "pieces": orchestrator.held_pieces},
+        held={
+            **slots.held,
+            "pieces": orchestrator.held_pieces,
+            "session_keys": sum(pool.session_key_count() for pool in orchestrator.stage_pools),
+        },
         acted=slots.acted,
     )
 

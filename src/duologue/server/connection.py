@@ -83,15 +83,16 @@ class Connection:
         return self._attachment if self.state in ("live", "ending") else None
 
     @property
-    def reads(self) -> bool:
-        """Whether more frames may be received now. False asks the shell to stop reading for a while."""
-        limits = self._hub.limits
+    def full(self) -> str | None:
+        """The limit for which nothing more may be received now: the shell stops reading for a while. Else ``None``."""
+        limits, session, early = self._hub.limits, self._attachment, None
         waiting = len(self._out)
         if self.state in ("opening", "resuming"):
             # Who waits for a slot may wait long: reading on is how a hang-up and the answers to pings are noticed.
-            return waiting < limits.max_local_frames and (self._queued or not self._early_full)
-        session = self._attachment
-        return waiting + (0 if session is None else session.local_frames) < limits.max_local_frames
+            early = None if self._queued else self._early_full
+        elif session is not None:
+            waiting += session.local_frames
+        return "max_local_frames" if waiting >= limits.max_local_frames else early
 
     @property
     def restless(self) -> bool:
@@ -313,16 +314,18 @@ class Connection:
             self.wake()
 
     @property
-    def _early_full(self) -> bool:
+    def _early_full(self) -> str | None:
         limits = self._hub.limits
-        return len(self._early) >= limits.max_early_events or self._early_bytes >= limits.max_early_bytes
+        if len(self._early) >= limits.max_early_events:
+            return "max_early_events"
+        return "max_early_bytes" if self._early_bytes >= limits.max_early_bytes else None
 
     def _keep_early(self, event: client.AnyClientEvent, size: int) -> None:
         """Keep what arrives before the session is there. Audio beyond the bound is refused once, unless it has an id."""
         if isinstance(event, client.SessionClose) and self._queued and self._attachment is not None:
             self._cause = event.event_id
             self._tell(self._hub.close_message(self._attachment, "client_close"))  # it gives its place up
-        elif not self._early_full:
+        elif self._early_full is None:
             self._early.append(event)
             self._early_bytes += size
         elif event.event_id is not None or not isinstance(event, client.AudioAppend) or not self._overflowed:

@@ -22,12 +22,13 @@ _STOP_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.
 
 HELD = (
     *("input_bytes", "turns", "untaken_events", "untaken_bytes", "backlog_ms", "items", "commands"),
-    *("waiting_command_bytes", "pieces"),
+    *("waiting_command_bytes", "pieces", "session_keys"),
 )
 ACTED = (
     *("input", "input_reclaimed", "turns", "output", "backlog", "items", "history_chars", "turn_length", "starvation"),
     *("commands", "transcript_wait", "silence_units", "context", "marks"),
 )
+CONNECTION_LIMITS = ("max_frame_bytes", "max_early_events", "max_early_bytes", "max_local_frames")
 _ANSWER_BUCKETS_S = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 
 
@@ -48,6 +49,11 @@ class ServerMetrics:
             "duologue_connections", "WebSockets accepted.", ["dialect"], registry=self._registry
         )
         self._refused = Counter("duologue_refused_handshakes", "WebSockets refused.", ["code"], registry=self._registry)
+        self._limits = Counter(
+            "duologue_connection_limit", "How often a limit of connections acted.", ["limit"], registry=self._registry
+        )
+        for limit in CONNECTION_LIMITS:
+            self._limits.labels(limit)
         self._sessions = Gauge(
             "duologue_sessions", "Sessions that the server holds.", ["dialect"], registry=self._registry
         )
@@ -124,6 +130,10 @@ class ServerMetrics:
     def turned_away(self, code: ErrorCode) -> None:
         """A handshake was refused."""
         self._refused.labels(code.value).inc()
+
+    def limited(self, limit: str) -> None:
+        """One of :data:`CONNECTION_LIMITS` acted: reading stopped, or the socket was closed."""
+        self._limits.labels(limit).inc()
 
     def render(self, hub: SessionHub, health: EngineHealth) -> bytes:
         """Everything, in Prometheus' text format."""

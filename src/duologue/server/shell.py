@@ -29,6 +29,7 @@ Message = MutableMapping[str, Any]
 FRAMES_PER_TURN: Final = 32  # then the loop gets its turn, however fast the peer reads
 READ_FRAMES_PER_TURN: Final = 16  # the same for what it sends: frames, or bytes of them
 READ_BYTES_PER_TURN: Final = 64 * 1024
+FRAME_TOO_LARGE: Final = 1009  # with this code a socket ends that got a frame above its cap
 RETRIES: Final = 8
 RETRY_FIRST_S: Final = 0.5
 RETRY_LAST_S: Final = 5.0
@@ -47,8 +48,10 @@ class SocketShell:
         receive: Callable[[], Awaitable[Message]],
         close: Callable[[int, str], Awaitable[None]],
         close_timeout_s: float = 5.0,
+        limited: Callable[[str], None] | None = None,
     ) -> None:
         self.connection = connection
+        self._limited = limited or _nothing  # told which limit acted
         self._engine = engine
         self._runtime = runtime
         self._transport = transport
@@ -106,7 +109,9 @@ class SocketShell:
         connection = self.connection
         frames = size = 0
         while not self._over:
-            if not connection.reads:
+            full = connection.full
+            if full is not None:
+                self._limited(full)
                 self._readable.clear()
                 self._wake.set()
                 await self._readable.wait()
@@ -117,6 +122,8 @@ class SocketShell:
                 await asyncio.sleep(0)
             message = await self._receive()
             if message["type"] != "websocket.receive":
+                if message.get("code") == FRAME_TOO_LARGE:
+                    self._limited("max_frame_bytes")
                 return
             frames += 1
             size += self._take(message)
@@ -173,7 +180,7 @@ class SocketShell:
                 await asyncio.sleep(0)
                 now = self._runtime.now()
         self._apply(connection.actions(now))
-        if connection.reads:
+        if connection.full is None:
             self._readable.set()
 
     async def _close_in_order(self, action: CloseSocket) -> None:
@@ -231,3 +238,7 @@ async def ask(engine: EnginePort, message: ControlMessage) -> object:
         await asyncio.sleep(delay_s)
         delay_s = min(delay_s * 2, RETRY_LAST_S)
     raise AssertionError("unreachable: the last attempt returns")
+
+
+def _nothing(limit: str) -> None:
+    del limit

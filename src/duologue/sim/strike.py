@@ -195,7 +195,7 @@ def _shell(world: World, talker: Talker) -> SocketShell | None:
         return None
     for shell in world.site(talker.person.deployment).server._shells:
         if shell._transport is pipe.server:
-            return shell if shell.connection.reads and not shell._over else None
+            return shell if shell.connection.full is None and not shell._over else None
     return None
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duologue.config.stage_config import ModelConfig
-from duologue.engine.placement import SessionKeys, choose_replica, next_replica
+from duologue.engine.placement import MAX_SESSION_KEYS, SessionKeys, choose_replica, next_replica
 from duologue.engine.requests import OrchestratorRequestState, build_engine_core_request_from_tokens
 from duologue.engine.stages.contract import StageSink
 from duologue.engine.stages.inproc import InprocClient
@@ -295,9 +295,9 @@ def test_remembered_keys_are_bounded_and_the_latest_survive(keys: list[str]) -> 
 @pytest.mark.parametrize("extra", [-1, 0, 1])
 def test_so_many_keys_are_remembered(extra: int) -> None:
     table = SessionKeys()
-    for number in range(4_096 + extra):
+    for number in range(MAX_SESSION_KEYS + extra):
         table.remember(str(number), 1)
-    assert len(table) == min(4_096, 4_096 + extra)
+    assert len(table) == min(MAX_SESSION_KEYS, MAX_SESSION_KEYS + extra)
     assert table.find("0") == (None if extra > 0 else 1)
 
 

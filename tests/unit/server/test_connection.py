@@ -83,11 +83,11 @@ def test_reading_stops_while_too_much_waits_for_the_opening() -> None:
     world.answers = False
     client = world.connect("/v1/realtime")
     for _ in range(3):
-        assert client.connection.reads
+        assert client.connection.full is None
         client.send("input_audio_buffer.clear")
-    assert not client.connection.reads
+    assert client.connection.full
     world.answer()
-    assert client.connection.reads
+    assert client.connection.full is None
 
 
 @pytest.mark.parametrize(("fault", "code"), [(ErrorCode.RESOURCE_EXHAUSTED, 1000), (ErrorCode.INTERNAL_ERROR, 1011)])
@@ -258,12 +258,12 @@ def test_errors_that_a_client_does_not_read_stop_the_reading() -> None:
     client = World(limits=ConnectionLimits(max_local_frames=4)).connect("/v1/realtime")
     client.reading = False
     for _ in range(4):
-        assert client.connection.reads
+        assert client.connection.full is None
         client.raw("{")
-    assert not client.connection.reads
+    assert client.connection.full
     client.reading = True
     client.pump()
-    assert client.connection.reads
+    assert client.connection.full is None
 
 
 # -- output

@@ -53,9 +53,9 @@ def test_early_events(extra: int) -> None:
     client = world.connect("/v1/realtime")
     for _ in range(8 + extra):  # a shell stops reading before the last of them
         client.send("input_audio_buffer.clear")
-    assert client.connection.reads == (extra < 0)
+    assert client.connection.full == (None if extra < 0 else "max_early_events")
     world.answer()
-    assert client.connection.reads and client.closed is None
+    assert client.connection.full is None and client.closed is None
 
 
 @AROUND
@@ -65,9 +65,9 @@ def test_early_bytes(extra: int) -> None:
     client = world.connect("/v1/realtime")
     head, tail = '{"type":"input_audio_buffer.clear","pad":"', '"}'
     client.raw(head + "x" * (1_000 + extra - len(head) - len(tail)) + tail)
-    assert client.connection.reads == (extra < 0)
+    assert client.connection.full == (None if extra < 0 else "max_early_bytes")
     world.answer()
-    assert client.connection.reads and client.closed is None
+    assert client.connection.full is None and client.closed is None
 
 
 @AROUND
@@ -76,10 +76,10 @@ def test_local_frames(extra: int) -> None:
     client.reading = False
     for _ in range(6 + extra):
         client.raw("{")
-    assert client.connection.reads == (extra < 0)
+    assert client.connection.full == (None if extra < 0 else "max_local_frames")
     client.reading = True
     client.pump()
-    assert client.connection.reads and client.types.count("error") == 6 + extra
+    assert client.connection.full is None and client.types.count("error") == 6 + extra
 
 
 @AROUND
@@ -175,10 +175,10 @@ def test_errors_that_nobody_takes_stop_the_reading_while_the_session_opens(queue
                 SessionEventMessage(session_id=attachment.session_id, number=0, event=SessionQueued(position=place))
             )
     for number in range(8):
-        assert client.connection.reads, number
+        assert client.connection.full is None, number
         client.raw("no event")
-    assert not client.connection.reads
+    assert client.connection.full
     client.reading = True
     client.pump()
-    assert client.connection.reads
+    assert client.connection.full is None
     assert client.types == ["session.queued"] * queued + ["error"] * 8, "of the places only the newest"

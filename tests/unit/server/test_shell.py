@@ -15,7 +15,7 @@ from duologue.errors import DuologueError, ErrorCode, StageFault
 from duologue.server.connection import Connection
 from duologue.server.engine import ControlMessage
 from duologue.server.hello import read_hello
-from duologue.server.registry import SessionHub
+from duologue.server.registry import ConnectionLimits, SessionHub
 from duologue.server.shell import SocketShell, ask
 from duologue.server.transport import SocketLostError
 from duologue.sim.loop import VirtualRuntime, run, virtual
@@ -83,6 +83,7 @@ class Bench:
         self.engine = engine or FakeEngine()
         self.hub = hub or World(self.engine).hub
         self.socket = FakeSocket()
+        self.limited: list[str] = []
         path, _, query = url.partition("?")
         self.shell = SocketShell(
             Connection(read_hello(path, query), self.hub),
@@ -91,6 +92,7 @@ class Bench:
             transport=self.socket,
             receive=self.socket.inbox.get,
             close=self.socket.close,
+            limited=self.limited.append,
         )
         self.task = runtime.spawn(self.shell.run(), name="shell")
 
@@ -325,3 +327,23 @@ async def test_field_F36_a_peer_that_has_sent_much_does_not_keep_the_others_wait
             assert received() - before <= at_once
             before = received()
     await bench.leave()
+
+
+@virtual(limit_s=60)
+async def test_each_time_that_reading_stops_it_is_told_for_which_limit(runtime: VirtualRuntime) -> None:
+    engine = FakeEngine()
+    hub = World(engine, limits=ConnectionLimits(max_local_frames=6)).hub
+    bench = Bench(runtime, engine=engine, hub=hub)
+    await settle()
+    bench.socket.block()
+    for _ in range(20):
+        bench.socket.client_sends("no.such.event")
+    await settle()
+    assert bench.limited == ["max_local_frames"]
+    bench.socket.unblock()
+    await settle()
+    assert bench.types.count("error") == 20 and set(bench.limited) == {"max_local_frames"}
+    told = len(bench.limited)
+    bench.socket.inbox.put_nowait({"type": "websocket.disconnect", "code": 1009})
+    await bench.task
+    assert bench.limited[told:] == ["max_frame_bytes"]
