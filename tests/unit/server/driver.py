@@ -46,6 +46,10 @@ def entropy_source() -> Callable[[int], bytes]:
     return entropy
 
 
+WORLDS: list[World] = []
+"""Every world of the test that runs, for the checkers that are shared with the simulator (see ``conftest.py``)."""
+
+
 class World:
     """An engine, a hub and a clock. Operations at the engine wait until :meth:`answer` unless ``answers`` is true."""
 
@@ -55,6 +59,8 @@ class World:
         self.answers = True
         self.waiting: deque[tuple[Client, Ask]] = deque()
         self.recorder = Recorder()
+        self.clients: list[Client] = []
+        WORLDS.append(self)
         self.hub = SessionHub(
             defaults=SessionConfig(turn_detection=SemanticVad()),
             names=ModelNames(self.engine.models()),
@@ -80,6 +86,9 @@ class Client:
 
     def __init__(self, world: World, hello: Hello) -> None:
         self.world = world
+        self.dialect = hello.dialect
+        self.resumes: dict[str, Any] = {}  # what it asked to resume, if it did
+        world.clients.append(self)
         self.connection = Connection(hello, world.hub)
         self.frames: list[Frame] = []
         self.closed: CloseSocket | None = None
@@ -100,6 +109,8 @@ class Client:
 
     def send(self, type: str, **fields: object) -> list[Frame]:
         """Send one event and return the frames that came of it."""
+        if type == "session.resume" and not self.frames:
+            self.resumes = fields
         return self.raw(json.dumps({"type": type, **fields}))
 
     def raw(self, frame: bytes | str) -> list[Frame]:
