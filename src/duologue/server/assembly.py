@@ -203,7 +203,7 @@ def _health(orchestrator: DuplexOrchestrator) -> EngineHealth:
         held={
             **slots.held,
             "pieces": orchestrator.held_pieces,
-            "session_keys": sum(pool.session_key_count() for pool in orchestrator.stage_pools),
+            "session_keys": sum(pool.session_key_count for pool in orchestrator.stage_pools),
         },
         acted=slots.acted,
     )
