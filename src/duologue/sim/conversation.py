@@ -87,7 +87,7 @@ class Conversation:
     @property
     def acked(self) -> int:
         """The number up to which the client has acknowledged events that it saw."""
-        return max((number for _, number in self.acks if number <= self.last_seq), default=0)
+        return max((number for _, number in self.acks if 0 <= number <= self.last_seq), default=0)
 
     def take(self, event: wire.ServerEvent, attempt: Attempt) -> bool:
         """Learn from one event; false if the client has had it already."""

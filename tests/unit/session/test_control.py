@@ -10,6 +10,7 @@ import pytest
 
 from duologue.audio.format import AudioFormat
 from duologue.config.session import ServerVad, SessionConfig, SessionPatch
+from duologue.config.stage_config import DuplexSessionRuntimeConfig
 from duologue.engine.duplex.commands import (
     AppendAudio,
     BargeIn,
@@ -21,6 +22,7 @@ from duologue.engine.duplex.commands import (
     RetrieveItem,
     UpdateSession,
 )
+from duologue.engine.duplex.core.items import ReplicaLost
 from duologue.engine.duplex.events import (
     ErrorRaised,
     HeartbeatAcknowledged,
@@ -32,7 +34,8 @@ from duologue.engine.duplex.events import (
 )
 from duologue.engine.duplex.session.detection import BatchedDetection, ScriptedDetection
 from duologue.errors import ErrorCode
-from duologue.models.scripted import silence, tone
+from duologue.models.scripted import Script, silence, tone
+from duologue.models.scripted.resident import ResidentPlugin
 from duologue.sim.loop import VirtualRuntime, virtual
 from tests.unit.session.desk import Desk, desk
 from tests.unit.session.world import MANUAL, RATE_HZ, VAD
@@ -100,6 +103,23 @@ async def test_a_long_append_keeps_its_place_and_lets_others_in_between(runtime:
     assert turns >= 3
     assert len(there.of(HeartbeatAcknowledged)) == 1
     assert committed(there) == audio + b"\x05\x00" * 100
+
+
+@virtual
+async def test_whoever_sends_is_there_although_what_is_sent_has_to_wait(runtime: VirtualRuntime) -> None:
+    """Decision 21: anything that a user does counts as activity, when it is done."""
+
+    there = desk(runtime, plugin=ResidentPlugin(Script()), limits=DuplexSessionRuntimeConfig(idle_ttl_s=10.0))
+    there.runner.submit(AppendAudio(audio=tone(500, rate_hz=RATE_HZ)))
+    there.runner.apply(ReplicaLost(message="It is gone."))  # until there is another one nothing is heard
+    there.runner.submit(AppendAudio(audio=tone(500, rate_hz=RATE_HZ)))
+    there.runner.submit(UpdateSession(patch=SessionPatch(instructions="later")))
+    await asyncio.sleep(8)
+    there.runner.submit(AppendAudio(audio=tone(500, rate_hz=RATE_HZ)))
+    assert there.runner.control.waiting_commands == 1
+    expiry = there.runner.session.lease_expiry
+    assert expiry(runtime.now() + 9.9) is None
+    assert expiry(runtime.now() + 10.0) == "idle_ttl_expired"
 
 
 @virtual

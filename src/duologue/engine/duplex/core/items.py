@@ -159,7 +159,9 @@ class ResumeRequested(_Item, frozen=True, kw_only=True):
 
 
 class Touched(_Item, frozen=True, kw_only=True):
-    """A sign of life that is not a command."""
+    """A sign of life: none of a client's commands, or the arrival of one that has to wait for what was sent before it."""
+
+    command: DuplexCommand | None = None
 
 
 class CloseRequested(_Item, frozen=True, kw_only=True):

@@ -202,7 +202,7 @@ class DuplexEngineSession:
             case ResumeRequested():
                 lifecycle.resume_requested(s, item)
             case Touched():
-                s.lease.touch(s.now)
+                _note_sign(s, item.command)
             case CloseRequested():
                 lifecycle.close_requested(s, item)
             case CleanupEnded():
@@ -438,7 +438,7 @@ class DuplexEngineSession:
         return response.response_id if response is not None else None
 
 
-def _note_sign(s: SessionState, command: DuplexCommand) -> None:
+def _note_sign(s: SessionState, command: DuplexCommand | None) -> None:
     """What a client sends by itself, whether anybody is there or not, is no sign that somebody is."""
     match command:
         case AckPlayback():

@@ -44,6 +44,7 @@ from duologue.engine.duplex.core.items import (
     ConfigJudged,
     DetectorFailed,
     SpeechScored,
+    Touched,
     TurnClassified,
 )
 from duologue.engine.duplex.session.context import DuplexSessionContext
@@ -124,7 +125,9 @@ class SessionControl:
             self._waiting.append(command)
             self._waiting_bytes += weight
             self._refusing = False
+            self._ctx.services.apply(Touched(command=command))  # whoever sends is there, however long this waits
             return
+        self._ctx.services.apply(Touched(command=command))
         # Once per episode, as in the session: a client that floods is not flooded back.
         if self._refusing and command.event_id is None:
             return
