@@ -41,6 +41,7 @@ from duologue.sim.stages import StageDesk
 from duologue.sim.trace import Trace
 from duologue.sim.world import World
 from duologue.wire import server_events as wire
+from duologue.wire.objects import ErrorBody
 from tests.sim.scenes import RESIDENT, RESUMED, TALK, find, plan, seen, told
 
 
@@ -216,6 +217,37 @@ def test_a_stage_that_has_read_what_came_after_a_result_was_told_of_it() -> None
     fed[first] = msgspec.structs.replace(fed[first], prompt=msgspec.structs.replace(fed[first].prompt, messages=()))
     del fed[first + 10 :]
     assert "B16" in broken(world)
+
+
+# What a connection may refuse
+
+
+def _read_and_not_passed_on(talk: Conversation, *places: int) -> None:
+    """The server read more audio than the session was sent, at each of the places; the one of latest place first."""
+    for place in places:
+        at = [n for n, entry in enumerate(talk.read) if entry.audio][place]
+        talk.read.insert(at, msgspec.structs.replace(talk.read[at], audio=b"\1\2" * 500))
+
+
+def _refused(talk: Conversation) -> None:
+    error = wire.Error(error=ErrorBody(type="invalid_request_error", message="Full.", code="input_backpressure"))
+    talk.heard.insert(1, msgspec.structs.replace(talk.heard[0], event=error))
+
+
+def test_whoever_waits_for_a_slot_may_lose_one_stretch_of_what_it_says() -> None:
+    world = lived()
+    _read_and_not_passed_on(_talk(world), 10)
+    _refused(_talk(world))
+    assert broken(world) == []
+
+
+@pytest.mark.parametrize(("places", "told"), [((10,), False), ((20, 10), True)])
+def test_what_is_lost_without_a_word_or_in_two_stretches_is_noticed(places: tuple[int, ...], told: bool) -> None:
+    world = lived()
+    _read_and_not_passed_on(_talk(world), *places)
+    if told:
+        _refused(_talk(world))
+    assert broken(world) == ["B9"]
 
 
 # What a client may ask for again
