@@ -48,6 +48,8 @@ def breaches(path: Path, text: str) -> list[str]:
 
 def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, _Function]]:
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            continue  # most of the tree, and no `def` lies in it
         name = prefix
         if isinstance(child, _Function):
             name = f"{prefix}{child.name}"
@@ -76,7 +78,7 @@ def _branches(node: ast.AST) -> int:
     if isinstance(node, _OWN_SCOPE):
         return 0
     own = _match_branches(node) if isinstance(node, ast.Match) else int(isinstance(node, _BRANCHES))
-    return own + sum(_branches(child) for child in ast.iter_child_nodes(node))
+    return own + sum(_branches(child) for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr))
 
 
 def _match_branches(match: ast.Match) -> int:

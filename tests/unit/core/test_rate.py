@@ -96,7 +96,7 @@ def test_turns_that_detection_ends_are_not_counted() -> None:
 
 def test_without_a_limit_anything_goes() -> None:
     world = World(MANUAL, runtime=DuplexSessionRuntimeConfig(turn_burst=1, turns_per_minute=None))
-    for number in range(200):
+    for number in range(60):  # in no time at all
         commit_and_cancel(world, f"e{number}")
     assert refusals(world) == []
 
