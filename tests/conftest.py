@@ -1,4 +1,4 @@
-"""What every test shares: one Hypothesis profile, no way out to the network, and the folder of model files.
+"""What every test shares: one Hypothesis profile, no way out to the network, room, and the folder of model files.
 
 Rules kept here: no test talks to any address but loopback, examples are the same in every run (so a failure
 can be repeated), and nothing is judged by how long it took.
@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.room import room
 
 # Inference libraries start one thread per core by default, which makes two shared cores slower, not faster.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -55,6 +57,16 @@ def models_dir() -> Path:
         names = ", ".join(entry.weight.name for entry in missing)
         pytest.fail(f"model files missing from {folder}: {names}. Type: make setup", pytrace=False)
     return folder
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Beside a test that needs the machine to itself no other process of this run has one."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    shared = item.config._tmp_path_factory.getbasetemp().parent  # type: ignore[attr-defined]
+    with room(shared, alone=item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 @pytest.fixture(autouse=True)

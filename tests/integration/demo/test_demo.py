@@ -13,6 +13,7 @@ from duologue.demo.run import DemoOptions, run_demo
 
 
 @pytest.mark.weights
+@pytest.mark.alone
 def test_four_turns_with_the_embedded_models(tmp_path: Path, models_dir: Path) -> None:
     notes: list[str] = []
     report = asyncio.run(run_demo(DemoOptions(out_dir=tmp_path, models_dir=models_dir), notes.append))
