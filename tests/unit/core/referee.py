@@ -339,8 +339,8 @@ class Referee:
     def _bounds(self) -> None:
         s, runtime = self.state, self.world.runtime
         limits = {
-            # What is committed counts again while it is on its way to a stage.
-            "input": (s.held_input_bytes, 2 * runtime.max_pending_input_bytes_per_session + 2560),
+            # The last unit of a turn is filled up, and a unit of silence may be on its way.
+            "input": (s.held_input_bytes, runtime.max_pending_input_bytes_per_session + 2 * 2560),
             "wanted": (len(s.wanted), runtime.max_pending_turns_per_session),
             "asides": (len(s.asides), runtime.max_pending_turns_per_session),
             "events": (len(s.outbox.released), runtime.max_pending_output_events_per_session + 9),

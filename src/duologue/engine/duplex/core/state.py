@@ -312,14 +312,21 @@ class SessionState:
 
     @property
     def held_input_bytes(self) -> int:
-        """Input audio held anywhere in the session."""
+        """Input audio that waits, each sample once.
+
+        What is on its way to a stage is kept beside that for another try, and counted there: in a turn, or, where the model
+        hears everything, behind the detector. A resident model's turn that was committed is on its way alone.
+        """
         audio, tail = self.audio, self.tail
-        held = (audio.end - audio.floor) * 2 + len(self.resident.buffer)
+        held = (audio.end - audio.floor) * 2
         if self.committed:
             held += sum(len(turn.audio) for turn in self.committed.values())
+        if not self.resident_family:
+            return held
+        fed = len(self.resident.buffer)
         if tail.queue or tail.in_flight is not None:
-            held += tail.held_bytes
-        return held
+            fed += tail.held_bytes
+        return max(held, fed) if self.auto_responds else held + fed
 
     @property
     def answering(self) -> bool:
