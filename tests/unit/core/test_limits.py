@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from msgspec import structs
 
@@ -31,6 +33,7 @@ from duologue.engine.duplex.events import (
     ResponseListen,
     SpeechStopped,
 )
+from duologue.engine.duplex.plugin import ModelCapabilities
 from duologue.engine.duplex.results import FunctionCall, Speech
 from duologue.errors import ErrorCode
 from duologue.outputs import ToolDefinition
@@ -56,6 +59,53 @@ def test_input_bytes(extra: int) -> None:
     assert refusals(world) == [ErrorCode.INPUT_BACKPRESSURE] * (extra > 0)
     assert world.core.held()["input_bytes"] == (20_000 + 2 * extra if extra <= 0 else 15_000)
     assert world.core.acted().get("input", 0) == (extra > 0)
+
+
+def _on_its_way_in_a_turn(world: World) -> None:
+    world.append(bytes(12_000))
+    world.send(CommitAudio(create_response=True))
+
+
+def _on_its_way_together(world: World) -> None:
+    for _ in range(2):
+        world.append(bytes(6_000))
+        world.send(CommitAudio(create_response=False))
+    world.send(CreateResponse())
+
+
+def _on_its_way_in_units(world: World) -> None:
+    for size in (2_560, 2_560, 2_000, 4_880):
+        world.append(bytes(size))
+
+
+BY_CLIENT = structs.replace(NATIVE, supports_client_commit=True)
+
+
+@AROUND
+@pytest.mark.parametrize(
+    ("config", "capabilities", "begin"),
+    [
+        pytest.param(MANUAL, CASCADE, _on_its_way_in_a_turn, id="transcribes"),
+        pytest.param(MANUAL, PLAIN, _on_its_way_in_a_turn, id="plain"),
+        pytest.param(MANUAL, structs.replace(PLAIN, supports_text_turns=False), _on_its_way_together, id="together"),
+        pytest.param(MANUAL, NATIVE, _on_its_way_in_units, id="units"),
+        pytest.param(VAD, NATIVE, _on_its_way_in_units, id="units-detected"),
+        pytest.param(MANUAL, BY_CLIENT, _on_its_way_in_units, id="units-kept"),
+        pytest.param(MANUAL, BY_CLIENT, _on_its_way_in_a_turn, id="units-of-a-turn"),
+    ],
+)
+def test_input_bytes_on_their_way(
+    extra: int, config: SessionConfig, capabilities: ModelCapabilities, begin: Callable[[World], None]
+) -> None:
+    """What a stage has not taken yet counts once, whatever it is kept for beside that."""
+    runtime = DuplexSessionRuntimeConfig(max_pending_input_bytes_per_session=20_000)
+    world = World(config, capabilities=capabilities, runtime=runtime, auto=False)
+    begin(world)
+    filled = world.core.held()["input_bytes"]
+    assert 12_000 <= filled <= 12_000 + 2_560, "but for the silence that fills the last unit of a turn"
+    world.append(bytes(20_000 - filled + 2 * extra))
+    assert refusals(world) == [ErrorCode.INPUT_BACKPRESSURE] * (extra > 0)
+    assert world.core.held()["input_bytes"] == (20_000 + 2 * extra if extra <= 0 else filled)
 
 
 @AROUND

@@ -63,6 +63,14 @@ class AudioLedger:
         begin, pcm = self.chunks[-1]
         return pcm if begin == start else self.copy(start, self.end)
 
+    def take(self, start: int) -> bytes:
+        """The samples in ``[start, end)``, of which there are some: with them everything has been handed on."""
+        fresh = self.since(start)
+        self.consumed_bytes += (self.end - self.floor) * 2
+        self.floor = self.end
+        self.chunks.clear()
+        return fresh
+
     def consume_to(self, position: int) -> None:
         """Everything before ``position`` has been handed on."""
         self.consumed_bytes += self._drop_to(position)

@@ -13,19 +13,20 @@ def after_step(s: SessionState) -> None:
     if audio.received_bytes != audio.consumed_bytes + audio.discarded_bytes + (audio.end - audio.floor) * 2:
         require(False, f"input bytes do not add up: {audio.received_bytes} received")
     outbox = s.outbox
-    if outbox.released_bytes < 0 or (not outbox.released and outbox.released_bytes != 0):
+    if outbox.released_bytes and (outbox.released_bytes < 0 or not outbox.released):
         require(False, f"{outbox.released_bytes} output bytes are counted for {len(outbox.released)} events")
     response = s.response
     if response is not None and not response.open:
         require(False, f"response {response.response_id} is {response.state} and still current")
-    if s.phase == "closed" and response is not None:
-        require(False, f"the session is closed and response {response.response_id} is open")
-    if s.phase == "closed" and s.asides:
-        require(False, f"the session is closed and {len(s.asides)} responses outside the conversation are open")
-    if s.overlap is not None and s.turn is None:
-        require(False, "speech during an answer is undecided but nobody speaks")
-    if outbox.held != (s.overlap is not None):
-        require(False, "the pacer is held without a decision being due, or the reverse")
+    if s.phase == "closed":
+        if response is not None:
+            require(False, f"the session is closed and response {response.response_id} is open")
+        require(not s.asides, f"the session is closed and {len(s.asides)} responses outside the conversation are open")
+    if s.overlap is not None:
+        require(s.turn is not None, "speech during an answer is undecided but nobody speaks")
+        require(outbox.held, "speech during an answer is undecided and the pacer is not held")
+    elif outbox.held:
+        require(False, "the pacer is held without a decision being due")
 
 
 def deep(s: SessionState) -> None:
@@ -64,6 +65,7 @@ def deep(s: SessionState) -> None:
         require(record.fence.epoch == s.fences.epoch, f"request {record.request_id} outlived its epoch")
     for committed in s.committed.values():
         require(not hearing.settled(s, committed), f"the audio of turn {committed.item_id} is kept for nobody")
+    require(s.tail.queued_bytes == sum(len(append.audio) for append in s.tail.queue), "queued input does not add up")
     for append in s.tail.queue:
         require(append.state == "queued", f"a {append.state} append waits in the queue")
     open_items = [item.item_id for item in s.history.items if item.status == "in_progress"]

@@ -25,6 +25,7 @@ class Fences:
     spent: tuple[int, int] = (-1, -1)  # the last (epoch, turn) that a request id was made of
     resident_epoch: int = -1  # the last epoch whose own request id was used
     _current: DuplexFence | None = None
+    _committed: DuplexFence | None = None  # what was accepted last was accepted under it
 
     @property
     def current(self) -> DuplexFence:
@@ -53,9 +54,9 @@ class Fences:
 
     def commit(self, fence: DuplexFence) -> None:
         """A submission under ``fence`` was accepted."""
-        position = (fence.epoch, fence.turn_id)
-        if position > self.accepted:
-            self.accepted = position
+        if fence is not self._committed:
+            self._committed = fence
+            self.accepted = max(self.accepted, (fence.epoch, fence.turn_id))
         if fence.epoch == self.epoch:
             self.seq += 1
             if fence.turn_id == self.turn_id:

@@ -41,7 +41,8 @@ def append_audio(s: SessionState, item: AudioAppended) -> None:
         return
     s.input_refused = False
     detector_pcm = pcm if item.detector_pcm is None else item.detector_pcm
-    if not interruption.apply_hints(s, item):
+    hinted = item.overlap_hint is not None or item.force_listen or item.force_barge_in or item.is_speech is False
+    if hinted and not interruption.apply_hints(s, item):
         if s.detection.endpointer is None and not s.auto_responds:
             return
         # Time passed all the same: silence takes its place, or every later position would be early by its length.

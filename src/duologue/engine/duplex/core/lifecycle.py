@@ -133,7 +133,7 @@ def _adopt(s: SessionState, config: SessionConfig) -> None:
     if config != s.config:
         detection_changed = config.turn_detection != s.config.turn_detection
         idle_changed = pacing.idle_timeout_ms(config) != pacing.idle_timeout_ms(s.config)
-        s.config = config
+        s.configure(config)
         s.config_generation += 1
         if detection_changed:
             apply_detection(s, config)

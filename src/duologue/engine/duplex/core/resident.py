@@ -20,12 +20,8 @@ LISTENING = "listening"
 """Who is fed silence while no answer is in progress: the model itself, if it is frame-locked."""
 
 
-def _unit_bytes(s: SessionState) -> int:
-    return s.capabilities.unit_ms * s.audio.rate_hz // 1000 * 2
-
-
 def _silence_bytes(s: SessionState) -> int:
-    return _unit_bytes(s) or s.audio.samples(s.capabilities.chunk_period_ms) * 2
+    return s.unit_bytes or s.audio.samples(s.capabilities.chunk_period_ms) * 2
 
 
 def _record(s: SessionState) -> StageRequestRecord:
@@ -45,18 +41,22 @@ def _piece(
     listen: bool = False,
     respond: bool = True,
 ) -> PendingAppend:
-    records = s.requests.records
-    known = len(records)
-    record = _record(s)
+    begins = None
+    for record in s.requests.records.values():
+        if record.purpose == "resident":
+            break
+    else:
+        record = hearing.open_request(s, "resident", None)
+        begins = tuple(s.history.items)
     return PendingAppend(
-        request_id=record.request_id,
-        fence=s.fences.current,
-        audio=audio,
-        final=final,
-        respond=respond,
-        silence=silence,
-        force_listen=listen,
-        items=tuple(s.history.items) if len(records) > known else None,
+        record.request_id,
+        s.fences.current,
+        audio,
+        final,
+        respond,
+        silence,
+        listen,
+        items=begins,
         response_id=record.response_id,
     )
 
@@ -65,13 +65,12 @@ def feed(s: SessionState) -> None:
     """Hand every whole unit of the input to the model."""
     audio, resident = s.audio, s.resident
     buffer = resident.buffer
-    unit = _unit_bytes(s)
+    unit = s.unit_bytes
     fed_to = resident.fed_to if resident.fed_to > audio.floor else audio.floor
     if audio.end > fed_to:
-        fresh = audio.since(fed_to)
         resident.fed_to = audio.end
-        if s.detection.endpointer is None:
-            audio.consume_to(audio.end)  # else it may have to be said again: see :func:`rewind`
+        # With a detector it may have to be said again: see :func:`rewind`.
+        fresh = audio.take(fed_to) if s.detection.endpointer is None else audio.since(fed_to)
         if not buffer and len(fresh) == (unit or len(fresh)):
             # The ordinary case: the client sends units.
             submission.offer(s, _piece(s, fresh, listen=_wish(s)))
@@ -112,7 +111,7 @@ def commit(s: SessionState, committed: CommittedTurn, *, create_response: bool) 
 def _flush(s: SessionState, *, final: bool = False, respond: bool = True) -> None:
     """All input goes to the model, unit by unit, the last padded with silence."""
     buffer = s.resident.buffer
-    unit = _unit_bytes(s)
+    unit = s.unit_bytes
     if unit:
         buffer += bytes(-len(buffer) % unit)
     step = unit or len(buffer)

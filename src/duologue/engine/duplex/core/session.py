@@ -165,10 +165,10 @@ class DuplexEngineSession:
         match item:
             case AudioAppended():
                 intake.append_audio(s, item)
-            case SpeechScored():
-                intake.scores_arrived(s, item)
             case AppendAccepted():
                 settlement.accepted(s, item)
+            case SpeechScored():
+                intake.scores_arrived(s, item)
             case ModelSpoke():
                 answers.model_spoke(s, item)
             case OutputTaken():

@@ -291,19 +291,24 @@ class SessionState:
     effects: list[Effect] = field(default_factory=list)
     acted: Counter[str] = field(default_factory=Counter)  # how often each limit acted
 
-    # -- small views ------------------------------------------------------------------------------------------------
+    resident_family: bool = field(init=False)
+    auto_responds: bool = field(init=False)  # the model decides by itself when to speak
+    unit_bytes: int = field(init=False)  # of a resident model's input; 0: it takes any piece
 
-    @property
-    def auto_responds(self) -> bool:
-        """The model decides by itself when to speak."""
+    def __post_init__(self) -> None:
         capabilities = self.capabilities
-        return capabilities.family == "resident" and (
-            self.config.auto_response or not capabilities.supports_client_commit
+        self.resident_family = capabilities.family == "resident"
+        self.unit_bytes = self.audio.samples(capabilities.unit_ms) * 2
+        self.configure(self.config)
+
+    def configure(self, config: SessionConfig) -> None:
+        """``config`` is in force from here on, with all that is read from it at every append."""
+        self.config = config
+        self.auto_responds = self.resident_family and (
+            config.auto_response or not self.capabilities.supports_client_commit
         )
 
-    @property
-    def resident_family(self) -> bool:
-        return self.capabilities.family == "resident"
+    # -- small views ------------------------------------------------------------------------------------------------
 
     @property
     def commit_ready(self) -> bool:
@@ -312,21 +317,29 @@ class SessionState:
 
     @property
     def held_input_bytes(self) -> int:
-        """Input audio that waits, each sample once.
-
-        What is on its way to a stage is kept beside that for another try, and counted there: in a turn, or, where the model
-        hears everything, behind the detector. A resident model's turn that was committed is on its way alone.
-        """
+        """Input audio that waits, each sample once, wherever it waits and however often it is kept."""
         audio, tail = self.audio, self.tail
         held = (audio.end - audio.floor) * 2
         if self.committed:
             held += sum(len(turn.audio) for turn in self.committed.values())
-        if not self.resident_family:
-            return held
-        fed = len(self.resident.buffer)
-        if tail.queue or tail.in_flight is not None:
-            fed += tail.held_bytes
-        return max(held, fed) if self.auto_responds else held + fed
+        if tail.queue or tail.in_flight is not None or self.resident.buffer:
+            return self._held_on_its_way(held)
+        return held
+
+    def _held_on_its_way(self, held: int) -> int:
+        """The same with what is on its way to a stage; ``held`` bytes are kept beside that, also for another try."""
+        if self.resident_family:
+            # What was fed ends at `fed_to`, and so does what is kept of it: the longer of the two holds the other.
+            kept = max(0, self.resident.fed_to - self.audio.floor) * 2
+            return held + max(0, self.tail.held_bytes + len(self.resident.buffer) - kept)
+        if self.capabilities.transcribes_input:
+            return held  # each piece is of a turn that is kept
+        # Of a turn that goes with the ones before it, to a model that has not heard them, the latter are kept no more.
+        for append in self.tail.unsettled():
+            own = self.committed.get(append.item_id) if append.item_id is not None else None
+            if own is not None:
+                held += max(0, len(append.audio) - len(own.audio))
+        return held
 
     @property
     def answering(self) -> bool:

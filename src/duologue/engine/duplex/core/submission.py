@@ -29,7 +29,8 @@ def offer(s: SessionState, append: PendingAppend) -> None:
     """Add a piece that ends nothing to the tail; with nothing before it, and nothing to wait for, it is submitted at once."""
     tail = s.tail
     record = s.requests.records[append.request_id]
-    waits = tail.queue or tail.blocked or s.phase != "open" or s.rebuild_by is not None
+    waits = tail.queue or tail.in_flight is not None or tail.orphans or tail.beside is not None
+    waits = waits or s.phase != "open" or s.rebuild_by is not None
     if waits or (s.resident_family and not has_room(s, record, append)):
         enqueue(s, append)
         return
@@ -113,18 +114,18 @@ def _submission(s: SessionState, append: PendingAppend, record: StageRequestReco
     response = s.response
     config = s.config
     instructions = config.instructions
-    history: tuple[HistoryEntry, ...] = ()
+    history: tuple[HistoryEntry, ...] | None = None
     first = not record.submitted
-    works_for = append.response_id if s.resident_family else record.response_id
-    mine = response is not None and works_for == response.response_id
-    if response is not None and mine:
-        config = response.config
-        wished = response.options.instructions
-        instructions = config.instructions if wished is None else wished
-    if response is not None and mine and response.options.context is not None:
-        history = response.options.context
-    elif first or not s.resident_family:
-        history = s.history.prompt(before=append.item_id, of=append.items)
+    if response is not None:
+        works_for = append.response_id if s.resident_family else record.response_id
+        if works_for == response.response_id:
+            config = response.config
+            wished = response.options.instructions
+            instructions = config.instructions if wished is None else wished
+            history = response.options.context
+    if history is None:
+        told = first or not s.resident_family
+        history = s.history.prompt(before=append.item_id, of=append.items) if told else ()
     if s.capabilities.context_units:
         record.context.waiting.append(units_of(s, append))
     fences = s.fences

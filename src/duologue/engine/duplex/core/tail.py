@@ -45,9 +45,13 @@ class PendingAppend(msgspec.Struct, gc=False):
 
 @dataclass(slots=True)
 class AppendTail:
-    """``numbers`` counts submissions of the session; ``orphans`` are in flight, by number, and nobody waits for them."""
+    """``numbers`` counts submissions of the session; ``orphans`` are in flight, by number, and nobody waits for them.
+
+    ``queued_bytes`` is the audio in ``queue``, kept as a sum: a client that is ahead of its model may have thousands wait.
+    """
 
     queue: deque[PendingAppend] = field(default_factory=deque)
+    queued_bytes: int = 0
     in_flight: PendingAppend | None = None
     orphans: dict[int, PendingAppend] = field(default_factory=dict)
     beside: tuple[int, str] | None = None  # number and request of a submission that is of no turn
@@ -81,8 +85,7 @@ class AppendTail:
     @property
     def held_bytes(self) -> int:
         """Audio bytes that the tail holds."""
-        held = sum(len(append.audio) for append in self.queue)
-        return held + (len(self.in_flight.audio) if self.in_flight is not None else 0)
+        return self.queued_bytes + (len(self.in_flight.audio) if self.in_flight is not None else 0)
 
     def unsettled(self) -> list[PendingAppend]:
         """What no stage has accepted yet, in order."""
@@ -90,12 +93,14 @@ class AppendTail:
 
     def enqueue(self, append: PendingAppend) -> None:
         self.queue.append(append)
+        self.queued_bytes += len(append.audio)
 
     def next(self) -> PendingAppend | None:
         """The append to submit now, if one is due; it is in flight from here on."""
         if not self.queue or self.blocked:
             return None
         append = self.queue.popleft()
+        self.queued_bytes -= len(append.audio)
         self.begin(append)
         return append
 
@@ -134,6 +139,7 @@ class AppendTail:
             if append.request_id == old and append.result is not None:
                 append.state = advance(APPEND, append.state, "voided")
                 self.voided += 1
+                self.queued_bytes -= len(append.audio)
                 continue
             if append.request_id == old:
                 append.request_id, append.items, first = new, first, None
@@ -152,6 +158,7 @@ class AppendTail:
             else:
                 kept.append(append)
         self.queue = kept
+        self.queued_bytes -= dropped
         current = self.in_flight
         if current is not None and (request_id is None or current.request_id == request_id):
             current.state = advance(APPEND, current.state, "voided")
