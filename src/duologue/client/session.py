@@ -297,6 +297,8 @@ class ClientSession:
         except TimeoutError:
             raise RequestError(f"the server did not answer within {_REQUEST_TIMEOUT_S:.0f} s") from None
         finally:
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # seen: the sending may have failed for the same reason
             self._requests.pop(event_id, None)
             if event_id in self._updates:
                 self._updates.remove(event_id)

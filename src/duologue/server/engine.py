@@ -3,6 +3,7 @@
 Rules kept here:
 
 * ``post`` is synchronous and keeps order; ``control`` is one correlated operation that returns or raises once;
+* whoever waits for the engine, or for the next try, hears of its death at once: nothing here outlives it;
 * a session's sink is called synchronously, in order, from whatever the engine is doing: it only queues;
 * when the engine dies, every session still gets a terminal and every operation an answer.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -44,6 +45,7 @@ SessionOutput = SessionEventMessage | OutputInvalidated
 SessionSink = Callable[[SessionOutput], None]
 
 CONTROL_TIMEOUT_S = 10.0
+PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 5.0, 5.0, 5.0)  # beside the time-out, before an operation is asked for again
 
 
 class PoolHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +85,11 @@ class EnginePort(Protocol):
         ...
 
     async def control(self, message: ControlMessage) -> object:
-        """Carry out one correlated operation and return its value. Raises :class:`DuologueError`."""
+        """Carry out one correlated operation and return its value. Raises :class:`DuologueError`.
+
+        A time-out leaves the outcome unknown. Everything but opening is idempotent under its id, so it is repeated until
+        the outcome is known or nothing was heard for too long.
+        """
         ...
 
     def subscribe(self, session_id: str, sink: SessionSink) -> None:
@@ -188,29 +194,45 @@ class EngineFront:
             self._orchestrator.post(message)
 
     async def control(self, message: ControlMessage) -> object:
-        longer_s = self._wait_s if isinstance(message, OpenSession) else 0.0
-        return await self._ask(message.control_id, message, longer_s)
+        if isinstance(message, OpenSession):
+            return await self._ask(message.control_id, message, (self._timeout_s + self._wait_s,))
+        waits_s = tuple(self._timeout_s + pause_s for pause_s in (*PAUSES_S, 0.0))
+        return await self._ask(message.control_id, message, waits_s)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Stop ordinary requests at every stage; returns when they are. Raises :class:`DuologueError`."""
         self._aborts += 1
         control_id = f"abort-{self._aborts}"
-        await self._ask(control_id, AbortRequest(request_ids=tuple(request_ids), control_id=control_id))
+        message = AbortRequest(request_ids=tuple(request_ids), control_id=control_id)
+        await self._ask(control_id, message, (self._timeout_s,))
 
-    async def _ask(self, control_id: str, message: EngineQueueMessage, longer_s: float = 0.0) -> object:
+    async def _ask(self, control_id: str, message: EngineQueueMessage, waits_s: Sequence[float]) -> object:
+        """The answer to ``message``, which is sent once before each wait. One that comes late is an answer too."""
         if self._dead or self._orchestrator is None:
             raise SessionFault(ErrorCode.ENGINE_DEAD, ERRORS[ErrorCode.ENGINE_DEAD].summary)
         answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        post, runtime, waits, timer = self._orchestrator.post, self._runtime, iter(waits_s), None
+
+        def ask() -> None:
+            nonlocal timer
+            if answer.done():
+                return
+            if (wait_s := next(waits, None)) is not None:
+                timer = runtime.call_at(runtime.now() + wait_s, ask)
+                post(message)
+                return
+            fault = f"The engine did not answer within {sum(waits_s):g} s; try again."
+            answer.set_exception(StageFault(ErrorCode.TIMEOUT, fault))
+
         self._waiting[control_id] = answer
-        self._orchestrator.post(message)
+        ask()
         try:
-            async with asyncio.timeout(self._timeout_s + longer_s):
-                return await answer
-        except TimeoutError:
-            raise StageFault(
-                ErrorCode.TIMEOUT, f"The engine did not answer within {self._timeout_s:g} s; try again."
-            ) from None
+            return await answer
         finally:
+            if timer is not None:
+                timer.cancel()
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # it has been heard, also if whoever asked is cancelled at this moment
             if self._waiting.get(control_id) is answer:
                 del self._waiting[control_id]
 

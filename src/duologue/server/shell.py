@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
 from duologue.clock import Runtime, TimerHandle
-from duologue.engine.duplex.messages import ControlMessage, OpenSession
+from duologue.engine.duplex.messages import ControlMessage
 from duologue.errors import DuologueError, ErrorCode, SessionFault
 from duologue.log import init_logger
 from duologue.server.actions import AbortSocket, Action, Ask, CloseSocket, Post
@@ -30,9 +30,6 @@ FRAMES_PER_TURN: Final = 32  # then the loop gets its turn, however fast the pee
 READ_FRAMES_PER_TURN: Final = 16  # the same for what it sends: frames, or bytes of them
 READ_BYTES_PER_TURN: Final = 64 * 1024
 FRAME_TOO_LARGE: Final = 1009  # with this code a socket ends that got a frame above its cap
-RETRIES: Final = 8
-RETRY_FIRST_S: Final = 0.5
-RETRY_LAST_S: Final = 5.0
 
 
 class SocketShell:
@@ -220,24 +217,14 @@ class SocketShell:
 
 
 async def ask(engine: EnginePort, message: ControlMessage) -> object:
-    """The value of one operation, or the :class:`DuologueError` that it ended with.
-
-    A timeout leaves the outcome unknown. Everything but opening is idempotent under its id, so it is repeated until the
-    outcome is known.
-    """
-    delay_s = RETRY_FIRST_S
-    for attempt in range(RETRIES):
-        try:
-            return await engine.control(message)
-        except DuologueError as fault:
-            if fault.code is not ErrorCode.TIMEOUT or isinstance(message, OpenSession) or attempt == RETRIES - 1:
-                return fault
-        except Exception:
-            logger.exception("operation failed", extra={"session_id": message.session_id})
-            return SessionFault(ErrorCode.INTERNAL_ERROR, "The operation failed in the server.")
-        await asyncio.sleep(delay_s)
-        delay_s = min(delay_s * 2, RETRY_LAST_S)
-    raise AssertionError("unreachable: the last attempt returns")
+    """The value of one operation, or the :class:`DuologueError` that it ended with."""
+    try:
+        return await engine.control(message)
+    except DuologueError as fault:
+        return fault
+    except Exception:
+        logger.exception("operation failed", extra={"session_id": message.session_id})
+        return SessionFault(ErrorCode.INTERNAL_ERROR, "The operation failed in the server.")
 
 
 def _nothing(limit: str) -> None:

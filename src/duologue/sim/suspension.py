@@ -63,7 +63,6 @@ ELSEWHERE: Final[dict[str, str]] = {
     # what takes another fault than the plans have
     "engine/life.py EngineLife.start: self._close_pools()": "a start that fails: the engine never serves",
     "engine/replicas.py ReplicaSet.start: self.close()": "a start that fails: the engine never serves",
-    "server/shell.py ask: asyncio.sleep()": "an operation that the engine does not answer in time",
     "client/link.py Link._beat: socket.send()": "a conversation that is longer than the period of heartbeats",
     "server/shell.py SocketShell.run: asyncio.wait()": "a fault in the server's own code",
     # the client's thin methods: each waits for its link to send, and for nothing else

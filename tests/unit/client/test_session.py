@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -277,6 +278,25 @@ async def test_a_failed_send_does_not_hide_the_terminal_that_was_still_to_be_rea
         with pytest.raises(SessionEndedError) as caught:
             await session.commit()
         assert caught.value.reason == "shutdown"
+
+
+@virtual
+async def test_a_request_that_is_still_being_sent_when_the_session_ends_fails_once() -> None:
+    server = ScriptedServer()
+    task = background(accept(server, token=None))
+    async with joined(server) as session:
+        socket = await task
+        socket.stalled = asyncio.Event()
+        update = background(session.update(Session(instructions="z")))
+        await asyncio.sleep(0)
+        socket.drop(1011, "engine_dead")
+        await asyncio.sleep(1)  # the session is over; the request hears of it now, and nobody else has to
+        socket.stalled.set()
+        await asyncio.wait([update])
+        assert isinstance(update.exception(), SessionEndedError)
+    del session, server, socket, task, update
+    gc.collect()  # what was raised and never heard would be reported here, and fail the test
+    await asyncio.sleep(0)
 
 
 @virtual

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
+from duologue.config.session import SessionConfig
 from duologue.engine.duplex.events import InputCleared, SessionClosed
 from duologue.engine.duplex.messages import (
+    CloseSessionMessage,
+    OpenSession,
     OutputInvalidated,
     SessionEventMessage,
     TouchSession,
@@ -17,6 +21,8 @@ from duologue.errors import AdmissionFault, ClientFault, DuologueError, ErrorCod
 from duologue.server.engine import EngineFront, EngineHealth, PoolHealth, SessionOutput
 from duologue.server.models import ModelCard
 from duologue.sim.loop import VirtualRuntime, virtual
+
+CLOSE = CloseSessionMessage(session_id="s", control_id="1")
 
 
 class Posts:
@@ -72,15 +78,59 @@ async def test_a_refusal_is_the_error_of_its_code(runtime: VirtualRuntime) -> No
             await asked
 
 
-@virtual(limit_s=30)
+@virtual(limit_s=200)
 async def test_silence_is_a_timeout(runtime: VirtualRuntime) -> None:
+    front, posts = front_of(runtime)
+    opening = OpenSession(session_id="s", control_id="1", config=SessionConfig())
+    for message, tries, wait_s in ((opening, 1, 10.0), (CLOSE, 8, 102.5)):
+        posts.messages.clear()
+        started = runtime.now()
+        with pytest.raises(DuologueError) as caught:
+            await front.control(message)
+        assert caught.value.code is ErrorCode.TIMEOUT
+        assert runtime.now() - started == wait_s
+        assert posts.messages == [message] * tries, "only what is idempotent is asked for again, and not for ever"
+        front.results.put_nowait(ResultMessage(control_id=message.control_id))  # late: nobody waits, nothing happens
+
+
+@virtual(limit_s=60)
+async def test_an_answer_that_comes_late_is_one_and_who_waits_hears_of_the_death_at_once(
+    runtime: VirtualRuntime,
+) -> None:
+    for ended in (False, True):
+        front, posts = front_of(runtime)
+        asked = asyncio.ensure_future(front.control(CLOSE))
+        await asyncio.sleep(10.25)  # too late for the first try, and the second has not begun
+        assert not asked.done() and len(posts.messages) == 1
+        if ended:
+            front.died()
+        else:
+            front.results.put_nowait(ResultMessage(control_id="1", value="late"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert asked.done()
+        if ended:
+            assert isinstance(fault := asked.exception(), DuologueError) and fault.code is ErrorCode.ENGINE_DEAD
+        else:
+            assert asked.result() == "late"
+
+
+@virtual(limit_s=30)
+async def test_who_stops_waiting_as_the_engine_dies_leaves_nothing_unheard(runtime: VirtualRuntime) -> None:
     front, _ = front_of(runtime)
-    started = runtime.now()
-    with pytest.raises(DuologueError) as caught:
-        await front.control(TouchSession(session_id="s", control_id="1"))
-    assert caught.value.code is ErrorCode.TIMEOUT
-    assert runtime.now() - started == 10.0
-    front.results.put_nowait(ResultMessage(control_id="1"))  # late: nobody waits, nothing happens
+    asked = asyncio.ensure_future(front.control(CLOSE))
+    await asyncio.sleep(0)
+    front.died()
+    asked.cancel()
+    await asyncio.wait([asked])
+    assert asked.cancelled()
+    gone = asyncio.ensure_future(front_of(runtime)[0].control(CLOSE))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.wait([gone])
+    assert gone.cancelled()
+    del asked, front
+    gc.collect()  # what was raised and never heard would be reported here, and fail the test
 
 
 @virtual(limit_s=30)

@@ -13,7 +13,6 @@ from duologue.engine.duplex import messages
 from duologue.engine.duplex.events import SessionClosed
 from duologue.errors import DuologueError, ErrorCode, StageFault
 from duologue.server.connection import Connection
-from duologue.server.engine import ControlMessage
 from duologue.server.hello import read_hello
 from duologue.server.registry import ConnectionLimits, SessionHub
 from duologue.server.shell import SocketShell, ask
@@ -278,36 +277,18 @@ async def test_a_fault_in_one_connection_ends_it_with_1011(runtime: VirtualRunti
     assert bench.hub.sessions == ()
 
 
-class Unsure(FakeEngine):
-    """Its first operations time out, though they may have been carried out."""
-
-    def __init__(self, timeouts: int) -> None:
-        super().__init__()
-        self.timeouts = timeouts
-        self.tries = 0
-
-    async def control(self, message: ControlMessage) -> object:
-        self.tries += 1
-        if self.tries <= self.timeouts:
-            raise StageFault(ErrorCode.TIMEOUT, "Too slow.")
-        return await super().control(message)
-
-
-@virtual(limit_s=120)
-async def test_an_operation_with_unknown_outcome_is_repeated_under_its_id() -> None:
-    engine = Unsure(3)
-    result = await ask(engine, messages.CloseSessionMessage(session_id="s", control_id="c"))
-    assert (result, engine.tries) == (None, 4)
-
-
-@virtual(limit_s=120)
-async def test_an_opening_is_not_repeated_and_repeats_end() -> None:
-    engine = Unsure(1000)
-    opening = messages.OpenSession(session_id="s", control_id="c", config=World().hub.defaults)
-    fault = await ask(engine, opening)
-    assert isinstance(fault, DuologueError) and engine.tries == 1
-    fault = await ask(engine, messages.DetachSession(session_id="s", control_id="d"))
-    assert isinstance(fault, DuologueError) and fault.code is ErrorCode.TIMEOUT
+@virtual(limit_s=60)
+async def test_whatever_an_operation_ends_with_is_an_answer() -> None:
+    engine = FakeEngine()
+    detach = messages.DetachSession(session_id="s", control_id="d")
+    assert await ask(engine, detach) is None
+    for raised, code in (
+        (StageFault(ErrorCode.TIMEOUT, "Too slow."), ErrorCode.TIMEOUT),
+        (RuntimeError("a bug"), ErrorCode.INTERNAL_ERROR),
+    ):
+        engine.fault = raised
+        answer = await ask(engine, detach)
+        assert isinstance(answer, DuologueError) and answer.code is code
 
 
 @virtual(limit_s=60)

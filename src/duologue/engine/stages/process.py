@@ -253,6 +253,7 @@ class ProcessClient(StageClient, asyncio.Protocol):
         self._exchange.end()
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
+            self._ready.exception()  # seen: whoever started this worker may have been cancelled
         if was_up and not self._closing and self._sink is not None:
             self._sink.on_dead(error)
 

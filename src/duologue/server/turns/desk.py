@@ -188,6 +188,7 @@ class TurnDesk:
         self._runtime = runtime
         self._streams: dict[str, TurnStream] = {}
         self._dead: DuologueError | None = None
+        self._aborts: dict[asyncio.Task[None], None] = {}
 
     @property
     def active(self) -> int:
@@ -253,6 +254,8 @@ class TurnDesk:
     def died(self, fault: DuologueError) -> None:
         """The engine has stopped for good."""
         self._dead = fault
+        for abort in tuple(self._aborts):
+            abort.cancel()  # nothing is left to be stopped
         for stream in list(self._streams.values()):
             stream.end(fault)
 
@@ -270,7 +273,9 @@ class TurnDesk:
         """A reader has gone, or must go."""
         if self._streams.pop(request_id, None) is not None and running:
             # A task of its own: the reader may be in the middle of being cancelled.
-            self._runtime.spawn(self._abort(request_id), name="abort-turn")
+            abort = self._runtime.spawn(self._abort(request_id), name="abort-turn")
+            self._aborts[abort] = None
+            abort.add_done_callback(self._aborts.pop)
 
     async def _abort(self, request_id: str) -> None:
         for attempt in range(_ABORT_TRIES):

@@ -288,6 +288,27 @@ async def test_an_abort_that_a_stage_refuses_is_repeated(runtime: Runtime) -> No
 
 
 @virtual(limit_s=600)
+async def test_an_abort_is_not_repeated_for_an_engine_that_is_dead(runtime: Runtime) -> None:
+    async with world(runtime, SLOW) as place:
+
+        async def refused(request_ids: object) -> None:
+            raise StageFault(ErrorCode.RUNTIME_ABORT_FAILED, "not now")
+
+        place.front.abort = refused  # type: ignore[method-assign,assignment]
+        call = place.call(CHAT, body())
+        await asyncio.sleep(1)
+        call.leave()
+        await asyncio.sleep(0.25)
+        desk = place.front._turns
+        assert desk is not None and desk._aborts  # type: ignore[attr-defined]
+        place.front.died()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not desk._aborts  # type: ignore[attr-defined]
+        place.orchestrator.post(_abort_all(place))
+
+
+@virtual(limit_s=600)
 async def test_the_drain_lets_requests_finish_and_takes_no_new_ones(runtime: Runtime) -> None:
     async with world(runtime, SLOW) as place:
         call = place.call(CHAT, body())
