@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from duologue.engine.duplex.commands import CommitAudio, CreateItem, CreateResponse
+from duologue.engine.duplex.commands import CommitAudio, CreateItem, CreateResponse, DuplexCommand, UpdateSession
 from duologue.engine.duplex.events import (
     ErrorRaised,
     ImagePart,
+    InputCommitted,
     ItemAdded,
     ItemDeleted,
     ItemTruncated,
     PlaybackAcknowledged,
     ResponseAudio,
+    SessionUpdated,
+    SpeechStarted,
 )
 from duologue.errors import ErrorCode
 from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, session_of
@@ -21,6 +24,7 @@ from duologue.sim.plan import RuntimeValue
 
 _BURST: Final = 20
 _PER_MINUTE: Final = 120
+_ANSWERS: Final = (ErrorRaised, InputCommitted, ItemAdded, SessionUpdated)  # to what waits for the input before it
 _IMAGE_BYTES: Final = 4 * 1024 * 1024
 _ALL_IMAGE_BYTES: Final = 16 * 1024 * 1024
 
@@ -39,18 +43,20 @@ def _number(value: RuntimeValue, default: int) -> float:
 
 
 def _asked(session: SessionEvidence) -> Iterator[Violation]:
-    """R1: in no stretch of time more turns and responses are accepted than a burst and the rate allow."""
+    """R1: in no stretch of time more turns and responses are accepted than a burst and the rate allow.
+
+    What came while a command waited for the input before it was held back behind that, and asked later or never.
+    """
     runtime = session.site.plan.runtime
     burst, per_minute = (
         _number(runtime.get("turn_burst"), _BURST),
         _number(runtime.get("turns_per_minute"), _PER_MINUTE),
     )
     begin, end = session.told[0].at, session.told[-1].at
-    commands = session.site.seen.commands.get(session.session_id, ())
     named = {told.event.event_id for told in session.told if isinstance(told.event, ErrorRaised)} - {None}
     asked = [
         at
-        for at, command in commands
+        for at, command in _at_once(session)
         if isinstance(command, CommitAudio | CreateResponse) and begin <= at < end and command.event_id not in named
     ]
     for told in session.told:
@@ -63,6 +69,25 @@ def _asked(session: SessionEvidence) -> Iterator[Violation]:
                 text = f"{count} turns and responses were accepted within {last - first:.3f} s"
                 yield Violation("R1", f"{session.session_id}: {text}, {burst:g} and {per_minute:g} a minute may be")
                 return
+
+
+def _at_once(session: SessionEvidence) -> Iterator[tuple[float, DuplexCommand]]:
+    """The commands that the session had as soon as they were sent.
+
+    After one that was not answered in its instant, others wait until it is: until then nobody can say from here when they
+    were judged, nor, where detection commits too, which answer it is.
+    """
+    answers = [told for told in session.told if isinstance(told.event, _ANSWERS)]
+    detected = any(isinstance(told.event, SpeechStarted) for told in session.told)
+    waiting: float | None = None
+    for at, command in session.site.seen.commands.get(session.session_id, ()):
+        if waiting is not None and not detected and any(waiting < told.at < at for told in answers):
+            waiting = None
+        if waiting is None:
+            yield at, command
+            result = isinstance(command, CreateItem) and command.item.output is not None
+            if isinstance(command, CommitAudio | UpdateSession) or result:
+                waiting = None if any(told.at == at for told in answers) else at
 
 
 def _pictures(session: SessionEvidence) -> Iterator[Violation]:
