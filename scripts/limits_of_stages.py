@@ -40,6 +40,15 @@ STAGES: Final = (
         "unit/engine/test_pool.py::test_so_many_keys_are_remembered",
     ),
     Limit(
+        "duologue.engine.duplex.core.submission:TELL_S",
+        "s",
+        "input that waits for room in a resident model's context waits for what the model tells of it no longer: the "
+        "context is rolled over, or the session of a model that does not compact ends (`context_full`)",
+        'duologue_limit_acted{limit="context"}',
+        "unit/core/test_compaction.py::"
+        "test_what_a_stage_took_and_the_model_never_heard_is_not_waited_for_longer_than_it_may_take",
+    ),
+    Limit(
         "duologue.engine.duplex.core.rebuild:MOST_ATTEMPTS",
         "times in a row",
         "an answer whose worker dies each time is not made again (`replica_unavailable`)",

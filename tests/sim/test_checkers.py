@@ -10,7 +10,9 @@ import asyncio
 import msgspec
 import pytest
 
+from duologue.config.session import SessionPatch
 from duologue.engine.duplex import events
+from duologue.engine.duplex.commands import CreateResponse, DuplexCommand, UpdateSession
 from duologue.engine.duplex.messages import OutputInvalidated
 from duologue.outputs import RequestOutput
 from duologue.server.transport import SocketLostError
@@ -27,6 +29,7 @@ from duologue.sim.plan import (
     Deployment,
     Link,
     Lose,
+    Order,
     Plan,
     ReplicaFault,
     Rest,
@@ -42,7 +45,7 @@ from duologue.sim.trace import Trace
 from duologue.sim.world import World
 from duologue.wire import server_events as wire
 from duologue.wire.objects import ErrorBody
-from tests.sim.scenes import RESIDENT, RESUMED, TALK, find, plan, seen, told
+from tests.sim.scenes import CALM, RESIDENT, RESUMED, TALK, find, plan, seen, told
 
 
 def lived(scene: Plan = TALK) -> World:
@@ -248,6 +251,50 @@ def test_what_is_lost_without_a_word_or_in_two_stretches_is_noticed(places: tupl
     if told:
         _refused(_talk(world))
     assert broken(world) == ["B9"]
+
+
+# What a client may ask for
+
+HASTY = plan(
+    *(Say(loud_ms=300), Order(name="commit", pick=1), Rest(ms=3_500)) * 3,
+    deployment=msgspec.structs.replace(CALM, runtime={"max_sessions": 2, "turn_burst": 1, "turns_per_minute": 6}),
+    choices=Choices(detection=None),
+)
+
+
+def _ask(world: World, *commands: tuple[float, DuplexCommand]) -> None:
+    """The client sent these alone: so many seconds after the first turn was committed, which answers an update, too."""
+    said = told(world)
+    first = said[find(world, events.InputCommitted)].at
+    said[-1] = msgspec.structs.replace(said[-1], at=first + 60.0)
+    session_id = next(iter(seen(world).told))
+    seen(world).commands[session_id] = [(first + after_s, command) for after_s, command in commands]
+
+
+@pytest.mark.parametrize(
+    ("held", "after_s", "bites"),
+    [
+        (False, (0.1, 0.1), True),  # nothing was to be waited for
+        (False, (0.1, 10.2), False),  # as often as the rate allows
+        (True, (-0.1, -0.1), False),  # the update has no answer yet: they are asked behind it, or never
+        (True, (0.1, 0.1), True),  # it has one
+        (True, (-0.1, 0.1), False),  # one of each
+    ],
+)
+def test_what_was_held_back_was_not_asked_at_once_and_what_was_not_is_counted(
+    held: bool, after_s: tuple[float, float], bites: bool
+) -> None:
+    world = lived(HASTY)
+    update = ((-0.2, UpdateSession(patch=SessionPatch())),) if held else ()
+    _ask(world, *update, *((at, CreateResponse()) for at in after_s))
+    assert ("R1" in broken(world)) is bites
+
+
+@pytest.mark.parametrize("name", ["rate not limited", "allowance refills too fast"])
+def test_a_client_that_may_ask_too_often_is_noticed(name: str) -> None:
+    assert broken(lived(HASTY)) == []
+    with applied(next(mutation for mutation in MUTATIONS if mutation.name == name)):
+        assert broken(lived(HASTY)) == ["R1"]
 
 
 # What a client may ask for again
