@@ -68,6 +68,7 @@ class Lane:
             self._arrived.append(flight.popleft()[1])
         if self._closing is not None and not flight and self._closing[0] <= now:
             self.ended = self._closing[1:]
+            self.on_read()  # nobody will read on, and whoever waits for room is to learn of it
         if self._arrived or self.ended is not None:
             self._wake()
 
