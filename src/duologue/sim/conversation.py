@@ -110,6 +110,7 @@ class Conversation:
                 self.token, self.generation = event.resume_token, event.generation
             case wire.ResyncRequired():
                 self.gap = True
+                self.last_seq = max(self.last_seq, event.next_server_event_seq - 1)  # nobody will send what is missing
             case wire.SessionClosed() | wire.SessionExpired():
                 self.terminal = event
             case wire.SessionReplaced():
