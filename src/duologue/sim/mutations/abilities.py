@@ -108,7 +108,7 @@ _CONTEXT: Final = (
     one(
         "roll-over loses units",
         "input that no stage had taken goes to the next request",
-        f"{CORE}.compaction:_hand_over",
+        f"{CORE}.resident:hand_over",
         "s.tail.readdress(old.request_id, record.request_id, tuple(s.history.items))",
         "pass",
     ),

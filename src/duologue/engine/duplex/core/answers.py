@@ -396,6 +396,7 @@ def _request_finished(s: SessionState, record: StageRequestRecord) -> None:
     """A request ended by itself."""
     if s.requests.remove(record.request_id) is None:
         return
+    resident.ended(s, record)
     s.tail.void(record.request_id)
     s.do(ReleaseRequests(request_ids=(record.request_id,)))
     if record.item_id is not None:

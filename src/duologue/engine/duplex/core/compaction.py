@@ -126,7 +126,7 @@ def _unasked(s: SessionState) -> bool:
 def _roll_over(s: SessionState, record: StageRequestRecord) -> None:
     s.acted["context"] += 1
     if s.capabilities.context_units:
-        _hand_over(s, record)
+        resident.hand_over(s, record)
     else:
         resident.give_back(s, s.tail.unsettled())
     hearing.abandon(s, record.request_id)
@@ -134,14 +134,3 @@ def _roll_over(s: SessionState, record: StageRequestRecord) -> None:
     s.resident.rebuild = s.resident.compact = True
     resident.feed_again(s)
     submission.pump(s)
-
-
-def _hand_over(s: SessionState, old: StageRequestRecord) -> None:
-    """All that the old request was given is heard; what was not submitted goes to the next as it is."""
-    if not s.tail.queue:
-        return
-    record = hearing.open_request(s, "resident", None)
-    s.tail.readdress(old.request_id, record.request_id, tuple(s.history.items))
-    response = s.response
-    if response is not None and response.generating and response.request_id == old.request_id:
-        record.response_id, response.request_id = old.response_id, record.request_id

@@ -2,7 +2,8 @@
 
 Rules kept here: units are cut exactly, whatever the appends were; no silence is fed while real input waits; an answer goes
 on to its end or is closed, and never needs more client audio for that; after an interruption the new request hears what the
-user is saying from its beginning; what became of a function call reaches the request that asked for it once.
+user is saying from its beginning; what became of a function call reaches the request that asked for it once; what a request
+was not given before the model ended it goes to the next.
 """
 
 from __future__ import annotations
@@ -239,6 +240,28 @@ def continuation_due(s: SessionState) -> None:
     else:
         s.tail.enqueue(_piece(s, bytes(unit), silence=True, listen=silence.units >= limit and owner != LISTENING))
     submission.pump(s)
+
+
+def hand_over(s: SessionState, old: StageRequestRecord, *, answer: bool = True) -> None:
+    """All that the old request was given is heard; what was not submitted goes to the next as it is.
+
+    ``answer``: what is to be answered goes with it.
+    """
+    if not s.tail.queue:
+        return
+    record = hearing.open_request(s, "resident", None)
+    s.tail.readdress(old.request_id, record.request_id, tuple(s.history.items))
+    response = s.response
+    if answer and response is not None and response.generating and response.request_id == old.request_id:
+        record.response_id, response.request_id = old.response_id, record.request_id
+
+
+def ended(s: SessionState, record: StageRequestRecord) -> None:
+    """The model ended its request by itself: input that it was not given goes to the next, asking for an answer or not."""
+    rest = [append for append in s.tail.queue if append.request_id == record.request_id]
+    if record.purpose == "resident" and any(not append.silence and append.result is None for append in rest):
+        created = s.response is not None and s.response.state == "created"
+        hand_over(s, record, answer=created and any(append.final and append.respond for append in rest))
 
 
 def give_back(s: SessionState, failed: list[PendingAppend]) -> None:
