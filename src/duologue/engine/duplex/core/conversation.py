@@ -320,6 +320,7 @@ def delete_item(s: SessionState, command: DeleteItem) -> None:
     if committed is not None and committed.transcribing is not None:
         hearing.abandon(s, committed.transcribing)
     hearing.forget_settled(s)
+    resident.forget_deleted(s)
     s.emit(ItemDeleted(item_id=command.item_id))
 
 

@@ -184,6 +184,10 @@ def reclaim(s: SessionState, audio_bytes: int) -> None:
         item = s.history.get(item_id)
         if item is not None:
             item.answered = True
+    waits = s.resident.waiting
+    while waits and audio_bytes > 0:
+        audio_bytes -= len(waits.popleft()[1])
+        s.acted["input_reclaimed"] += 1
 
 
 def unheard_audio(s: SessionState, committed: CommittedTurn) -> bytes:

@@ -222,6 +222,7 @@ def begin_close(s: SessionState) -> None:
     tools.cancel_pending(s)
     s.tail.void()
     s.committed.clear()
+    s.resident.waiting.clear()
     s.lease.end()
     s.idle_at = None
 

@@ -8,6 +8,8 @@ was not given before the model ended it goes to the next.
 
 from __future__ import annotations
 
+from collections import deque
+
 from duologue.engine.duplex.commands import ResponseOptions
 from duologue.engine.duplex.core import answers, hearing, submission
 from duologue.engine.duplex.core.requests import StageRequestRecord
@@ -41,6 +43,7 @@ def _piece(
     final: bool = False,
     listen: bool = False,
     respond: bool = True,
+    owner: str | None = None,
 ) -> PendingAppend:
     begins = None
     for record in s.requests.records.values():
@@ -59,12 +62,15 @@ def _piece(
         listen,
         items=begins,
         response_id=record.response_id,
+        owner=owner,
     )
 
 
 def feed(s: SessionState) -> None:
     """Hand every whole unit of the input to the model."""
     audio, resident = s.audio, s.resident
+    if resident.waiting:
+        _flush(s)  # turns of the time when the client ended them
     buffer = resident.buffer
     unit = s.unit_bytes
     fed_to = resident.fed_to if resident.fed_to > audio.floor else audio.floor
@@ -97,9 +103,8 @@ def commit(s: SessionState, committed: CommittedTurn, *, create_response: bool) 
     if item is not None:
         item.answered = s.auto_responds  # the model decides by itself whether to answer
     del s.committed[committed.item_id]
-    buffer = s.resident.buffer
-    if not s.auto_responds:
-        buffer += committed.audio  # otherwise it was fed as it came
+    if not s.auto_responds:  # otherwise it was fed as it came
+        _keep(s, committed.item_id, committed.audio)
     _flush(s, final=True, respond=create_response and s.response is None)
     if create_response and not s.auto_responds:
         if s.response is None:
@@ -109,22 +114,30 @@ def commit(s: SessionState, committed: CommittedTurn, *, create_response: bool) 
     submission.pump(s)
 
 
-def _flush(s: SessionState, *, final: bool = False, respond: bool = True) -> None:
-    """All input goes to the model, unit by unit, the last padded with silence."""
-    buffer = s.resident.buffer
-    unit = s.unit_bytes
+def _keep(s: SessionState, owner: str | None, audio: bytes) -> None:
+    """What the buffer holds and ``audio`` wait from here on, cut into units, the last padded with silence."""
+    resident, unit = s.resident, s.unit_bytes
+    whole = bytes(resident.buffer) + audio
+    resident.buffer.clear()
     if unit:
-        buffer += bytes(-len(buffer) % unit)
-    step = unit or len(buffer)
-    for start in range(0, len(buffer), max(1, step)):
-        last = start + step >= len(buffer)
-        s.tail.enqueue(_piece(s, bytes(buffer[start : start + step]), final=final and last, respond=respond))
-    buffer.clear()
+        whole += bytes(-len(whole) % unit)
+    step = unit or max(1, len(whole))
+    resident.waiting.extend((owner, whole[start : start + step]) for start in range(0, len(whole), step))
+
+
+def _flush(s: SessionState, *, final: bool = False, respond: bool = True) -> None:
+    """All input that waits goes to the model, unit by unit."""
+    _keep(s, None, b"")
+    forget_deleted(s)
+    waiting = s.resident.waiting
+    while waiting:
+        owner, audio = waiting.popleft()
+        s.tail.enqueue(_piece(s, audio, final=final and not waiting, respond=respond, owner=owner))
 
 
 def waits(s: SessionState) -> bool:
-    """Whether a turn waits that the model refused, so that it may be asked to answer it all the same."""
-    return s.resident_family and not s.auto_responds and bool(s.resident.buffer)
+    """Whether a turn waits that no stage took, so that the model may be asked to answer it all the same."""
+    return s.resident_family and not s.auto_responds and bool(s.resident.buffer or s.resident.waiting)
 
 
 def tell(s: SessionState, result: HistoryEntry) -> None:
@@ -149,10 +162,10 @@ def tell(s: SessionState, result: HistoryEntry) -> None:
 def respond(s: SessionState, item_id: str | None, options: ResponseOptions) -> None:
     """The client asks for an answer: input that waits goes to the model with that wish, or else a unit of silence.
 
-    A turn that the model refused waits like that; silence before it would have the model answer what it never heard.
+    A turn that no stage took waits like that; silence before it would have the model answer what it never heard.
     """
     answers.new_response(s, item_id, options, _record(s))
-    if s.resident.buffer:
+    if s.resident.buffer or s.resident.waiting:
         _flush(s, final=True)
     else:
         s.tail.enqueue(_piece(s, bytes(_silence_bytes(s)), final=True))
@@ -162,6 +175,8 @@ def respond(s: SessionState, item_id: str | None, options: ResponseOptions) -> N
 def rewind(s: SessionState) -> None:
     """The epoch is about to end: what the user is saying, and what no stage has taken, is for the next one."""
     if not s.auto_responds:
+        # A turn that is in the conversation is heard; the wish for an answer to it is not taken along.
+        give_back(s, [append for append in s.tail.unsettled() if append.owner is not None])
         return
     if s.turn is not None:
         s.resident.buffer.clear()
@@ -233,9 +248,9 @@ def continuation_due(s: SessionState) -> None:
     unit = _silence_bytes(s)
     silence.take()
     buffer = s.resident.buffer
-    if buffer:
+    if buffer or s.resident.waiting:
         # Input that fills no unit must not wait for ever, nor be overtaken by silence: pad it to one.
-        buffer += bytes(max(0, unit - len(buffer)))
+        buffer += bytes(max(0, unit - len(buffer))) if buffer else b""
         _flush(s)
     else:
         s.tail.enqueue(_piece(s, bytes(unit), silence=True, listen=silence.units >= limit and owner != LISTENING))
@@ -270,5 +285,21 @@ def give_back(s: SessionState, failed: list[PendingAppend]) -> None:
     The silence that fills the last unit of a turn stays: without it a unit would hold the end of one turn and the beginning
     of the next, which were not said together, and a unit that was refused would not be fed again as it was.
     """
-    audio = b"".join(append.audio for append in failed if not append.silence)
-    s.resident.buffer[:0] = audio
+    resident = s.resident
+    if s.auto_responds:
+        resident.buffer[:0] = b"".join(append.audio for append in failed if not append.silence)
+        return
+    pieces = [(append.owner, append.audio) for append in failed if append.audio and not append.silence]
+    resident.waiting.extendleft(reversed([piece for piece in pieces if _wanted(s, piece[0])]))
+
+
+def _wanted(s: SessionState, owner: str | None) -> bool:
+    """Whether the turn that a piece belongs to is part of the conversation."""
+    return owner is None or owner in s.history.by_id
+
+
+def forget_deleted(s: SessionState) -> None:
+    """What waits of turns that are not part of the conversation any more is not for the model either."""
+    waiting = s.resident.waiting
+    if waiting:
+        s.resident.waiting = deque(piece for piece in waiting if _wanted(s, piece[0]))

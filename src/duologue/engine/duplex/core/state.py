@@ -216,9 +216,11 @@ class Detection:
 @dataclass(slots=True)
 class ResidentInput:
     """Input of a resident model. ``buffer`` does not fill a unit yet; positions in samples: what is before ``fed_to`` was
-    handed to the model or lies in the buffer, what is before ``committed_to`` is in an item or was cleared."""
+    handed to the model or lies in the buffer, what is before ``committed_to`` is in an item or was cleared. ``waiting``:
+    units of turns that the client ended (each with its item) and that no stage took, for the next piece that is fed."""
 
     buffer: bytearray = field(default_factory=bytearray)
+    waiting: deque[tuple[str | None, bytes]] = field(default_factory=deque)
     fed_to: int = 0
     committed_to: int = 0
     force_listen: bool = False  # the client wants the model to listen to what fills the next unit
@@ -322,7 +324,7 @@ class SessionState:
         held = (audio.end - audio.floor) * 2
         if self.committed:
             held += sum(len(turn.audio) for turn in self.committed.values())
-        if tail.queue or tail.in_flight is not None or self.resident.buffer:
+        if tail.queue or tail.in_flight is not None or self.resident.buffer or self.resident.waiting:
             return self._held_on_its_way(held)
         return held
 
@@ -331,7 +333,8 @@ class SessionState:
         if self.resident_family:
             # What was fed ends at `fed_to`, and so does what is kept of it: the longer of the two holds the other.
             kept = max(0, self.resident.fed_to - self.audio.floor) * 2
-            return held + max(0, self.tail.held_bytes + len(self.resident.buffer) - kept)
+            waiting = len(self.resident.buffer) + sum(len(piece) for _, piece in self.resident.waiting)
+            return held + max(0, self.tail.held_bytes + waiting - kept)
         if self.capabilities.transcribes_input:
             return held  # each piece is of a turn that is kept
         # Of a turn that goes with the ones before it, to a model that has not heard them, the latter are kept no more.

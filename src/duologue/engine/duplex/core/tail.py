@@ -23,7 +23,8 @@ class PendingAppend(msgspec.Struct, gc=False):
 
     ``result``: what became of a function call, for the request that asked; such a piece has no audio. ``items``: the
     conversation that it comes after, if that is part of what is submitted. ``response_id``: the answer that the request of a
-    resident model gave when the piece was made; one that is asked for later changes nothing in it.
+    resident model gave when the piece was made; one that is asked for later changes nothing in it. ``owner``: the item of the
+    committed turn that a resident model hears of with it.
     """
 
     request_id: str
@@ -39,6 +40,7 @@ class PendingAppend(msgspec.Struct, gc=False):
     result: HistoryEntry | None = None
     items: tuple[Item, ...] | None = None
     response_id: str | None = None
+    owner: str | None = None
     number: int = 0
     state: str = "queued"
 
