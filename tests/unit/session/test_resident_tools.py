@@ -7,8 +7,8 @@ import asyncio
 from msgspec import structs
 
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
-from duologue.engine.duplex.commands import BargeIn, CallOutput, CreateItem, CreateResponse, InputItem
-from duologue.engine.duplex.events import CallPart, ErrorRaised, FunctionCalled, ItemAdded, ResponseDone
+from duologue.engine.duplex.commands import BargeIn, CallOutput, CreateItem, CreateResponse, InputItem, ResponseOptions
+from duologue.engine.duplex.events import CallPart, ErrorRaised, FunctionCalled, ItemAdded, ResponseCreated, ResponseDone
 from duologue.models.scripted import Script, ScriptedCall, ScriptedPipeline, resident_pipeline, silence, tone
 from duologue.outputs import StageRequest, ToolDefinition
 from duologue.sim.loop import VirtualRuntime, virtual
@@ -97,6 +97,30 @@ async def test_an_answer_to_a_result_may_be_asked_for(runtime: VirtualRuntime) -
         assert done.full_text == "The result is sunny. " and done.status == "completed"
         await asyncio.sleep(5)
         assert len(client.of(ResponseDone)) == 2 and not client.of(ErrorRaised)
+        client.send(CreateResponse(event_id="more"))  # to what?
+        assert [error.code for error in client.of(ErrorRaised)] == ["response_create_without_input"]
+
+
+@virtual
+async def test_an_answer_to_a_result_may_be_asked_for_when_the_model_has_said_it(runtime: VirtualRuntime) -> None:
+    """The wish gets a response of its own, in which nothing is said a second time."""
+    pipeline = resident_pipeline(runtime, Script(calls=CALLS))
+    fed = record(pipeline)
+    async with engine(runtime, pipeline) as world:
+        client = world.open(TOOLS, session_id="s1")
+        call_id = await ask(client)
+        await client.until(ResponseDone)
+        await asyncio.sleep(5)
+        give(client, call_id)
+        said = await client.until(ResponseDone, 2)
+        units = len(fed)
+        client.send(CreateResponse(options=ResponseOptions(metadata={"who": "me"})))
+        done = await client.until(ResponseDone, 3)
+        created = client.of(ResponseCreated)[-1]
+        assert created.metadata == done.metadata == {"who": "me"} and created.response_id == done.response_id
+        assert said.full_text == "The result is sunny. " and done.full_text == "" and done.status == "completed"
+        await asyncio.sleep(5)
+        assert len(fed) == units and len(client.of(ResponseDone)) == 3 and not client.of(ErrorRaised)
         client.send(CreateResponse(event_id="more"))  # to what?
         assert [error.code for error in client.of(ErrorRaised)] == ["response_create_without_input"]
 

@@ -56,6 +56,8 @@ def create_response(s: SessionState, command: CreateResponse) -> None:
     if options.out_of_band:
         aside.create(s, command)
         return
+    if resident.said_unasked(s, options):
+        return
     response = s.response
     if response is not None and response.generating:
         s.error(
@@ -95,7 +97,7 @@ def create_response(s: SessionState, command: CreateResponse) -> None:
 def _result_waits(s: SessionState) -> bool:
     """Whether a resident model has been told of a function's result, and the client may ask what it makes of it."""
     items = s.history.items
-    return s.resident_family and bool(items) and items[-1].output is not None
+    return s.resident_family and (s.resident.told > 0 or (bool(items) and items[-1].output is not None))
 
 
 def _options_fit(s: SessionState, command: CreateResponse) -> bool:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 
+import msgspec
+
 from duologue.engine.duplex.commands import ResponseOptions
 from duologue.engine.duplex.core import answers, hearing, submission
 from duologue.engine.duplex.core.requests import StageRequestRecord
@@ -29,10 +31,14 @@ def _silence_bytes(s: SessionState) -> int:
 
 def _record(s: SessionState) -> StageRequestRecord:
     """The request of this epoch, opened with its first unit."""
+    return _running(s) or hearing.open_request(s, "resident", None)
+
+
+def _running(s: SessionState) -> StageRequestRecord | None:
     for record in s.requests.records.values():
         if record.purpose == "resident":
             return record
-    return hearing.open_request(s, "resident", None)
+    return None
 
 
 def _piece(
@@ -145,7 +151,7 @@ def tell(s: SessionState, result: HistoryEntry) -> None:
 
     A request that has not begun gets the whole conversation with its first unit, this included.
     """
-    record = next((record for record in s.requests.records.values() if record.purpose == "resident"), None)
+    record = _running(s)
     if record is None:
         return
     on_its_way = s.tail.in_flight
@@ -159,12 +165,48 @@ def tell(s: SessionState, result: HistoryEntry) -> None:
     submission.pump(s)
 
 
+def owe_answer(s: SessionState) -> None:
+    """A function has answered: the client may ask what the model makes of it, whenever the model says that by itself."""
+    resident, response = s.resident, s.response
+    resident.told += 1
+    resident.told_at = s.now
+    resident.reply = response if response is not None and response.generating else None
+
+
+def said_unasked(s: SessionState, options: ResponseOptions) -> bool:
+    """Whether what the model says of a function's result by itself is the answer that is wished for; sees to that, if so.
+
+    Clients that know turns alone wish for one after every result, and the model may have begun, or be done with it. What is
+    under way is that answer; one that is over is followed by a response without content, since none of it is said twice.
+    """
+    resident, response, reply = s.resident, s.response, s.resident.reply
+    own = answers.config_for(s, options, options.modality or s.config.output_modality) != s.config
+    if not resident.told or own or options.instructions is not None or options.context is not None:
+        return False
+    if response is not None and (response.generating or response is reply):
+        if not response.metadata:
+            response.options = msgspec.structs.replace(response.options, metadata=options.metadata)
+    elif not s.sequel.results:
+        record = _running(s)
+        if response is not None or record is None or reply is None or reply.state != "completed":
+            return False
+        resident.reply = answers.new_response(s, None, options, record)
+        record.response_id = None
+        answers.generated(s, resident.reply)
+    resident.told -= 1
+    return True
+
+
 def respond(s: SessionState, item_id: str | None, options: ResponseOptions) -> None:
     """The client asks for an answer: input that waits goes to the model with that wish, or else a unit of silence.
 
     A turn that no stage took waits like that; silence before it would have the model answer what it never heard.
     """
-    answers.new_response(s, item_id, options, _record(s))
+    response = answers.new_response(s, item_id, options, _record(s))
+    resident = s.resident
+    if resident.told:
+        resident.told -= 1
+        resident.reply = response
     if s.resident.buffer or s.resident.waiting:
         _flush(s, final=True)
     else:
@@ -193,7 +235,12 @@ def feed_again(s: SessionState) -> None:
 
 def begin_response(s: SessionState, record: StageRequestRecord) -> Response:
     """The model began to speak by itself."""
-    return answers.new_response(s, None, ResponseOptions(), record)
+    response = answers.new_response(s, None, ResponseOptions(), record)
+    resident = s.resident
+    if resident.told and resident.reply is not None and resident.reply.created_at > resident.told_at:
+        resident.told = 0  # it said something since, and nobody asked
+    resident.reply = response if resident.told else None
+    return response
 
 
 def continue_response(s: SessionState, record: StageRequestRecord) -> None:

@@ -128,6 +128,8 @@ def answered(s: SessionState, output: CallOutput) -> None:
     if record is not None:
         record.advance("answered")
         _tell(s, record, output.output)
+        if s.resident_family:
+            resident.owe_answer(s)
         return
     call = s.history.call(output.call_id)
     if call is not None:
