@@ -149,7 +149,11 @@ class DuplexModelPlugin(abc.ABC):
 
     @abc.abstractmethod
     def validate_config(self, config: SessionConfig) -> None:
-        """Raise :class:`duologue.errors.ClientFault` if this model cannot serve ``config``. Must not mutate."""
+        """Raise :class:`duologue.errors.ClientFault` if this model cannot serve ``config``. Must not mutate.
+
+        ``config`` is a session's, or one response's: the session's with what its ``response.create`` overrides. ``param`` is
+        in the session's terms (``session.audio.output.voice``) in both cases.
+        """
 
     @abc.abstractmethod
     def sampling_params(self, defaults: Sequence[SamplingParams], config: SessionConfig) -> tuple[SamplingParams, ...]:

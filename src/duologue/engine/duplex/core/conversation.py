@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import msgspec
 
-from duologue.config.session import check_numbers, check_tools
+from duologue.config.session import SessionConfig, check_numbers, check_tools
 from duologue.engine.duplex.commands import (
     AckPlayback,
     CancelResponse,
@@ -21,6 +21,7 @@ from duologue.engine.duplex.commands import (
     DeleteItem,
     InputItem,
     ItemReference,
+    ResponseOptions,
     RetrieveItem,
     TruncateItem,
 )
@@ -100,21 +101,27 @@ def _result_waits(s: SessionState) -> bool:
     return s.resident_family and (s.resident.told > 0 or (bool(items) and items[-1].output is not None))
 
 
+def settings(s: SessionState, options: ResponseOptions) -> SessionConfig:
+    """What the session's settings are for this one response; :class:`ClientFault` if the model cannot do that."""
+    config = answers.config_for(s, options, options.modality or s.config.output_modality)
+    check_numbers(config, "response")
+    check_tools(config, "response")
+    if options.tools is not None:
+        s.capabilities.check(config, "response")
+    voice = options.voice
+    if voice is not None and voice != s.config.voice and s.spoke and s.capabilities.fixed_voice_after_audio:
+        raise ClientFault(
+            ErrorCode.VOICE_UPDATE_UNSUPPORTED,
+            f"The assistant has spoken with voice {s.config.voice or 'default'!r}; the voice cannot change any more.",
+            param="response.audio.output.voice",
+        )
+    return config
+
+
 def _options_fit(s: SessionState, command: CreateResponse) -> bool:
     """Whether the model can do what this one response is to do; if not, the client is told."""
-    config = answers.config_for(s, command.options, command.options.modality or s.config.output_modality)
     try:
-        check_numbers(config, "response")
-        check_tools(config, "response")
-        if command.options.tools is not None:
-            s.capabilities.check(config, "response")
-        voice = command.options.voice
-        if voice is not None and voice != s.config.voice and s.spoke and s.capabilities.fixed_voice_after_audio:
-            raise ClientFault(
-                ErrorCode.VOICE_UPDATE_UNSUPPORTED,
-                f"The assistant has spoken with voice {s.config.voice or 'default'!r}; the voice cannot change any more.",
-                param="response.audio.output.voice",
-            )
+        settings(s, command.options)
     except ClientFault as fault:
         s.error(fault.code, fault.message, event_id=command.event_id, param=fault.param)
         return False

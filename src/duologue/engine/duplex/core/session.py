@@ -28,6 +28,7 @@ from duologue.engine.duplex.commands import (
     DeleteItem,
     DuplexCommand,
     Heartbeat,
+    ResponseOptions,
     RetrieveItem,
     SignalTurn,
     TruncateItem,
@@ -88,7 +89,7 @@ from duologue.engine.duplex.core.silence import SilenceClock
 from duologue.engine.duplex.core.state import SessionState
 from duologue.engine.duplex.events import HeartbeatAcknowledged
 from duologue.engine.duplex.plugin import ModelCapabilities
-from duologue.errors import ErrorCode
+from duologue.errors import ClientFault, ErrorCode
 from duologue.ids import IdSource
 
 
@@ -314,6 +315,19 @@ class DuplexEngineSession:
                 f"stage {stage_id} bound a request of epoch {fence.epoch}; the session is at {self._state.fences.epoch}"
             )
         record.stages.add(stage_id)
+
+    def settings_of(self, options: ResponseOptions) -> SessionConfig | None:
+        """The settings of a response with ``options``, for the plugin to judge; ``None`` if there is nothing to be judged:
+        they are the session's, or are refused in any case.
+        """
+        s = self._state
+        if s.phase != "open":
+            return None
+        try:
+            config = conversation.settings(s, options)
+        except ClientFault:
+            return None
+        return config if config != s.config else None
 
     def lease_expiry(self, now: float) -> str | None:
         """Why the lease is over at ``now``, or ``None``."""

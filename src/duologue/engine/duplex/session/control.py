@@ -31,6 +31,7 @@ from duologue.engine.duplex.commands import (
     CloseSession,
     CommitAudio,
     CreateItem,
+    CreateResponse,
     DuplexCommand,
     Heartbeat,
     SignalTurn,
@@ -151,6 +152,8 @@ class SessionControl:
             case ClearAudio():
                 self._decoder.reset()
                 self._ctx.services.apply(CommandReceived(command=command))
+            case CreateResponse():
+                self._ctx.services.apply(self._judged(command))
             case _:
                 if isinstance(command, _FORGETS_INPUT):
                     self._forget_input()
@@ -285,18 +288,31 @@ class SessionControl:
 
     def judge(self, effect: JudgeConfig) -> None:
         """May the session change to this configuration?"""
-        number = effect.number
-        try:
-            self._ctx.plugin.validate_config(effect.config)
-        except DuologueError as exc:
-            verdict = ConfigJudged(number=number, code=exc.code, message=exc.message, param=exc.param)
-        except Exception as exc:
-            message = "The model plugin could not judge the settings."
-            verdict = ConfigJudged(number=number, code=ErrorCode.RUNTIME_PLUGIN_FAILED, message=message)
-            self._ctx.services.plugin_failed("validate_config", exc)
+        fault = self._refusal(effect.config)
+        if fault is None:
+            verdict = ConfigJudged(number=effect.number)
         else:
-            verdict = ConfigJudged(number=number)
+            verdict = ConfigJudged(number=effect.number, code=fault.code, message=fault.message, param=fault.param)
         self._ctx.services.apply(verdict)
+
+    def _judged(self, command: CreateResponse) -> CommandReceived | CommandRefused:
+        """The command, or why the model cannot answer with the settings that it has of its own."""
+        config = self._ctx.session.settings_of(command.options)
+        fault = self._refusal(config) if config is not None else None
+        if fault is None:
+            return CommandReceived(command=command)
+        param = f"response.{fault.param.removeprefix('session.')}" if fault.param is not None else None
+        return CommandRefused(code=fault.code, message=fault.message, event_id=command.event_id, param=param)
+
+    def _refusal(self, config: SessionConfig) -> DuologueError | None:
+        try:
+            self._ctx.plugin.validate_config(config)
+        except DuologueError as exc:
+            return exc
+        except Exception as exc:
+            self._ctx.services.plugin_failed("validate_config", exc)
+            return StageFault(ErrorCode.RUNTIME_PLUGIN_FAILED, "The model plugin could not judge the settings.")
+        return None
 
     def configure(self, effect: ApplyConfig) -> None:
         """A configuration is in force."""
