@@ -31,9 +31,10 @@ from duologue.engine.duplex.events import (
     ResponseCreated,
     ResponseDone,
 )
-from duologue.engine.duplex.results import Speech, UserTranscript
+from duologue.engine.duplex.results import FunctionCall, Speech, TurnEnded, UserTranscript
 from duologue.errors import ErrorCode
-from tests.unit.core.harness import MANUAL, World, audio
+from duologue.outputs import ToolDefinition
+from tests.unit.core.harness import CASCADE, MANUAL, World, audio
 
 TEXT = "one two three four five six seven eight nine ten"
 
@@ -195,6 +196,26 @@ def test_an_acknowledgement_of_a_response_that_never_was_is_an_error(invented: s
     error = world.last(ErrorRaised)
     assert (error.code, error.event_id, error.param) == (ErrorCode.PLAYBACK_ITEM_NOT_FOUND, "e", "response_id")
     assert not world.of(PlaybackAcknowledged)
+
+
+def test_an_acknowledgement_of_what_the_assistant_does_not_say_is_an_error() -> None:
+    """A user's item, one that the client brought along, and a function call: none of them is ever played."""
+    world = World(SessionConfig(tools=(ToolDefinition(name="weather"),)), capabilities=structs.replace(CASCADE, calls_functions=True))
+    world.send(CreateItem(item=InputItem(role="assistant", texts=("Hello.",), item_id="item_brought")))
+    world.append(audio("S" * 20))
+    world.send_turn(end=False)
+    world.speak(FunctionCall(name="weather", arguments="{}"), TurnEnded(), finished=True)
+    world.advance(2.0)
+    spoken = world.last(ResponseDone).item.item_id
+    others = [item.item_id for item in world.state.history.items if item.item_id != spoken]
+    assert len(others) == 3
+    for item_id in others:
+        world.send(AckPlayback(played_ms=500, item_id=item_id, event_id=item_id))
+        error = world.last(ErrorRaised)
+        assert (error.code, error.event_id, error.param) == (ErrorCode.PLAYBACK_ITEM_NOT_FOUND, item_id, "item_id")
+    assert not world.of(PlaybackAcknowledged)
+    world.send(AckPlayback(played_ms=500, item_id=spoken))
+    assert world.last(PlaybackAcknowledged).note is None
 
 
 def test_an_acknowledgement_of_one_response_and_the_item_of_another_is_an_error() -> None:

@@ -450,13 +450,16 @@ def _answered_since(s: SessionState, item: Item) -> bool:
 
 
 def _late_ack(s: SessionState, command: AckPlayback) -> None:
-    known = command.item_id is None or s.history.get(command.item_id) is not None
+    item = s.history.get(command.item_id) if command.item_id is not None else None
+    known = command.item_id is None or (item is not None and item.spoken is not None)
     if not known or (command.response_id is None and command.item_id is None):
         s.error(
             ErrorCode.PLAYBACK_ITEM_NOT_FOUND,
             "Nothing was said yet that could be acknowledged."
             if command.item_id is None
-            else f"There is no item {command.item_id!r} to acknowledge; name one that response.created announced.",
+            else f"There is no item {command.item_id!r} to acknowledge; name one that response.created announced."
+            if item is None
+            else f"Item {command.item_id!r} is nothing that the assistant says; name one that response.created announced.",
             event_id=command.event_id,
             param="item_id",
         )
