@@ -72,6 +72,7 @@ QUEUES: Final = {
     "engine/duplex/core/state.py:behind": "`MAX_WAITING_COMMANDS`",
     "engine/duplex/core/state.py:claims": "input that is not consumed: `max_pending_input_bytes_per_session`",
     "engine/duplex/core/state.py:scores": "input that is not consumed: `max_pending_input_bytes_per_session`",
+    "engine/duplex/core/state.py:waiting": "`max_pending_input_bytes_per_session`",
     "engine/duplex/core/state.py:wanted": "`max_pending_turns_per_session`",
     "engine/duplex/core/tail.py:kept": "`max_pending_input_bytes_per_session`",
     "engine/duplex/core/tail.py:queue": "`max_pending_input_bytes_per_session`",

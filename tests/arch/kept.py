@@ -41,6 +41,8 @@ RULES: Final[dict[str, tuple[str, ...]]] = {
         "test_behaviour_08_tail_settings_behind_a_failed_tail",
         "test_behaviour_08_tail_a_functions_result_waits",
         "test_behaviour_08_tail_a_second_turn_waits",
+        "test_behaviour_08_tail_what_no_stage_has_taken",
+        "test_behaviour_08_tail_a_turn_whose_answer_was_cancelled",
         "test_behaviour_08_tail_a_cancel_waits_for_nothing",
         "test_behaviour_08_tail_an_answer_",
         "test_behaviour_08_tail_settings_are_changed_one",

@@ -200,7 +200,10 @@ def test_an_acknowledgement_of_a_response_that_never_was_is_an_error(invented: s
 
 def test_an_acknowledgement_of_what_the_assistant_does_not_say_is_an_error() -> None:
     """A user's item, one that the client brought along, and a function call: none of them is ever played."""
-    world = World(SessionConfig(tools=(ToolDefinition(name="weather"),)), capabilities=structs.replace(CASCADE, calls_functions=True))
+    world = World(
+        SessionConfig(tools=(ToolDefinition(name="weather"),)),
+        capabilities=structs.replace(CASCADE, calls_functions=True),
+    )
     world.send(CreateItem(item=InputItem(role="assistant", texts=("Hello.",), item_id="item_brought")))
     world.append(audio("S" * 20))
     world.send_turn(end=False)

@@ -37,7 +37,7 @@ def committed_in_part(config: SessionConfig = MANUAL) -> tuple[World, bytes]:
 
 
 @pytest.mark.parametrize("stop", [CancelResponse(), ClearOutput(), CancelInput(), BargeIn(), SignalTurn(name="cancel")])
-def test_behaviour_08_what_no_stage_has_taken_of_a_committed_turn_outlives_the_answer(stop: DuplexCommand) -> None:
+def test_behaviour_08_tail_what_no_stage_has_taken_of_a_committed_turn_outlives_the_answer(stop: DuplexCommand) -> None:
     world, rest = committed_in_part()
     world.send(stop)
     assert world.last(ResponseDone).status == "cancelled" and world.core.epoch == 1
@@ -51,7 +51,7 @@ def test_behaviour_08_what_no_stage_has_taken_of_a_committed_turn_outlives_the_a
     assert world.core.held()["input_bytes"] == 0
 
 
-def test_behaviour_08_a_turn_whose_answer_was_cancelled_may_be_answered_all_the_same() -> None:
+def test_behaviour_08_tail_a_turn_whose_answer_was_cancelled_may_be_answered_all_the_same() -> None:
     world, rest = committed_in_part()
     world.send(CancelResponse())
     world.send(CreateResponse())

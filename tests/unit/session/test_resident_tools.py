@@ -8,7 +8,14 @@ from msgspec import structs
 
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
 from duologue.engine.duplex.commands import BargeIn, CallOutput, CreateItem, CreateResponse, InputItem, ResponseOptions
-from duologue.engine.duplex.events import CallPart, ErrorRaised, FunctionCalled, ItemAdded, ResponseCreated, ResponseDone
+from duologue.engine.duplex.events import (
+    CallPart,
+    ErrorRaised,
+    FunctionCalled,
+    ItemAdded,
+    ResponseCreated,
+    ResponseDone,
+)
 from duologue.models.scripted import Script, ScriptedCall, ScriptedPipeline, resident_pipeline, silence, tone
 from duologue.outputs import StageRequest, ToolDefinition
 from duologue.sim.loop import VirtualRuntime, virtual

@@ -57,22 +57,7 @@ def create_response(s: SessionState, command: CreateResponse) -> None:
     if options.out_of_band:
         aside.create(s, command)
         return
-    if resident.said_unasked(s, options):
-        return
-    response = s.response
-    if response is not None and response.generating:
-        s.error(
-            ErrorCode.RESPONSE_ALREADY_ACTIVE,
-            f"Response {response.response_id} is in progress; wait for its response.done or cancel it.",
-            event_id=command.event_id,
-        )
-        return
-    if answers.full(s):
-        s.error(
-            ErrorCode.INPUT_BACKPRESSURE,
-            f"{answers.waiting(s)} answers wait already, which is the limit.",
-            event_id=command.event_id,
-        )
+    if resident.said_unasked(s, options) or _too_early(s, command):
         return
     waiting = {wanted.item_id for wanted in s.wanted}
     unanswered = [item for item in s.history.unanswered() if item.item_id not in waiting]
@@ -93,6 +78,26 @@ def create_response(s: SessionState, command: CreateResponse) -> None:
             "There is nothing to answer; append and commit audio first.",
             event_id=command.event_id,
         )
+
+
+def _too_early(s: SessionState, command: CreateResponse) -> bool:
+    """Whether it has to be refused for the answers that there are already."""
+    response = s.response
+    if response is not None and response.generating:
+        s.error(
+            ErrorCode.RESPONSE_ALREADY_ACTIVE,
+            f"Response {response.response_id} is in progress; wait for its response.done or cancel it.",
+            event_id=command.event_id,
+        )
+        return True
+    if answers.full(s):
+        s.error(
+            ErrorCode.INPUT_BACKPRESSURE,
+            f"{answers.waiting(s)} answers wait already, which is the limit.",
+            event_id=command.event_id,
+        )
+        return True
+    return False
 
 
 def _result_waits(s: SessionState) -> bool:

@@ -8,8 +8,6 @@ was not given before the model ended it goes to the next.
 
 from __future__ import annotations
 
-from collections import deque
-
 import msgspec
 
 from duologue.engine.duplex.commands import ResponseOptions
@@ -349,4 +347,6 @@ def forget_deleted(s: SessionState) -> None:
     """What waits of turns that are not part of the conversation any more is not for the model either."""
     waiting = s.resident.waiting
     if waiting:
-        s.resident.waiting = deque(piece for piece in waiting if _wanted(s, piece[0]))
+        kept = [piece for piece in waiting if _wanted(s, piece[0])]
+        waiting.clear()
+        waiting.extend(kept)

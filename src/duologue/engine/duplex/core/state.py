@@ -217,8 +217,9 @@ class Detection:
 class ResidentInput:
     """Input of a resident model. ``buffer`` does not fill a unit yet; positions in samples: what is before ``fed_to`` was
     handed to the model or lies in the buffer, what is before ``committed_to`` is in an item or was cleared. ``waiting``:
-    units of turns that the client ended (each with its item) and that no stage took, for the next piece that is fed. ``told``:
-    so many functions' results (the last at ``told_at``) reached it that no answer was asked for; ``reply``: what it says then."""
+    units of turns that the client ended (each with its item) and that no stage took, for the next piece that is fed.
+    ``told``: so many functions' results (the last at ``told_at``) reached it that no answer was asked for; ``reply``: what
+    it says then."""
 
     buffer: bytearray = field(default_factory=bytearray)
     waiting: deque[tuple[str | None, bytes]] = field(default_factory=deque)
