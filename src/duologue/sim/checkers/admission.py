@@ -24,7 +24,9 @@ def _slots(site: SiteEvidence) -> Iterator[Violation]:
     if site.plan.load_ms:
         return  # what came before the engine had started was judged later than it came
     for admission in site.seen.admissions:
-        full = admission.held >= site.max_sessions or site.by_groups  # a group may be full or gone before that
+        # Who asked before in the same instant is not judged yet, and comes first.
+        before = sum(one.at == admission.at and one.number < admission.number for one in site.seen.admissions)
+        full = admission.held + before >= site.max_sessions or site.by_groups  # a group may be full or gone before that
         if admission.refused == "resource_exhausted" and not full:
             text = f"refused at {admission.at:.3f} s with {admission.held} of {site.max_sessions} slots held"
             yield Violation("B5", f"{admission.session_id}: {text}")
