@@ -29,6 +29,8 @@ from duologue.wire import server_events as wire
 
 _CONTENT = (events.ResponseAudio, events.ResponseText)
 _CONTENT_FRAMES = (wire.AudioDelta, wire.TranscriptDelta, wire.TextDelta)
+MAX_LATE_ERRORS = 64
+"""Errors that may go ahead of a terminal which waits already."""
 
 
 class Owner(Protocol):
@@ -74,6 +76,7 @@ class Attachment:
         "_current",
         "_event_count",
         "_frames",
+        "_late_errors",
         "_opened_by_update",
         "_opening",
         "_queue",
@@ -124,6 +127,7 @@ class Attachment:
         self._frames: deque[wire.ServerEvent] = deque()
         self._current = 0  # number of the event whose frames are being handed over
         self._event_count = 0
+        self._late_errors = 0  # pushed since the terminal waits
 
     @property
     def resumable(self) -> bool:
@@ -162,14 +166,19 @@ class Attachment:
         elif self.terminal is not None:
             self.on_orphan_end(self)
 
-    def push(self, frame: wire.ServerEvent) -> None:
-        """Queue a frame of the server's own, behind what is there, but before the terminal: nothing follows that."""
+    def push(self, frame: wire.Error) -> None:
+        """Queue an error of the server's own, behind what is there, but before the terminal: nothing follows that.
+
+        Once the terminal waits the first error counts, then those that name an event, up to ``MAX_LATE_ERRORS``: who
+        answers each of them with another event would keep the terminal back for ever.
+        """
         if self.terminal is None:
             self._queue.append(frame)
-        elif self._queue:
+        elif self._queue and self._late_errors < MAX_LATE_ERRORS and (frame.error.event_id or not self._late_errors):
             self._queue.insert(len(self._queue) - 1, frame)
+            self._late_errors += 1
         else:
-            return  # the terminal is on its way
+            return  # the terminal is on its way, and says enough
         self.local_frames += 1
 
     def take(self, now: float) -> bytes | None:

@@ -251,13 +251,13 @@ class Connection:
         self._open(event, now)
 
     def _live(self, event: client.AnyClientEvent, attachment: Attachment) -> None:
-        if attachment.terminal is not None:
-            raise ClientFault(ErrorCode.SESSION_CLOSED, "The session has ended.")
         if isinstance(event, client.EventAck) and attachment.journal is not None:
             if not attachment.journal.acknowledge(event.server_event_seq):
                 message = f"server_event_seq {event.server_event_seq} was never sent."
                 raise ClientFault(ErrorCode.INVALID_EVENT_ACK, message, param="server_event_seq")
             return
+        if attachment.terminal is not None:
+            raise ClientFault(ErrorCode.SESSION_CLOSED, "The session has ended.")
         command = command_of(event, self._reader, attachment.config)
         if isinstance(command, AppendAudio) and isinstance(event, client.AudioAppend):
             self._follow_format(event, attachment)

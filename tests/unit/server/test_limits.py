@@ -7,9 +7,10 @@ import json
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from duologue.engine.duplex.events import SessionQueued
+from duologue.engine.duplex.events import SessionClosed, SessionQueued
 from duologue.engine.duplex.messages import SessionEventMessage
 from duologue.errors import ErrorCode
+from duologue.server.attachment import MAX_LATE_ERRORS
 from duologue.server.engine import EngineHealth
 from duologue.server.journal import Gap, Journal
 from duologue.server.metrics import ACTED, HELD, ServerMetrics
@@ -80,6 +81,27 @@ def test_local_frames(extra: int) -> None:
     client.reading = True
     client.pump()
     assert client.connection.full is None and client.types.count("error") == 6 + extra
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_errors_ahead_of_a_terminal_that_waits(named: bool) -> None:
+    """Whoever answers each error with an event that is too late has another one from it, but not for ever."""
+    world = World()
+    client = world.connect("/v1/realtime?duplex=1&model=fake")
+    client.reading = False
+    client.say(SessionClosed(reason="shutdown", slot_released=True))
+    late = {"event_id": "late"} if named else {}
+    errors = 0
+    for turn in range(MAX_LATE_ERRORS + 10):
+        client.reading = False
+        client.raw("{" if turn % 2 and not named else json.dumps({"type": "session.heartbeat", **late}))
+        client.reading = True
+        client.pump(1)
+        if client.types[-1] == "session.closed":
+            break
+        assert client.types[-1] == "error"
+        errors += 1
+    assert client.types[-1] == "session.closed" and errors == (MAX_LATE_ERRORS if named else 1)
 
 
 @AROUND

@@ -269,3 +269,18 @@ def test_every_frame_reaches_a_client_that_reconnects_exactly_once(data: st.Data
     assert attachment is not None and attachment.journal is not None
     assert received == list(range(1, attachment.journal.head + 1))
     assert len(set(texts)) == len(texts)
+
+
+def test_who_acknowledges_every_event_does_not_keep_the_terminal_back() -> None:
+    client = opened(World())
+    client.reading = False
+    for _ in range(2):
+        client.raw("{")
+    client.say(events.SessionClosed(reason="shutdown", slot_released=True))
+    client.reading = True
+    while client.pump(1) and client.types[-1] != "session.closed":
+        client.reading = False
+        client.send("session.event_ack", server_event_seq=client.frames[-1]["server_event_seq"])
+        client.reading = True
+        assert len(client.frames) < 20
+    assert client.types[-3:] == ["error", "error", "session.closed"] and client.types.count("error") == 2
