@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from duologue.config.session import SessionConfig, SessionPatch, TurnDetectionPatch
-from duologue.engine.duplex.commands import CloseSession, CommitAudio, Heartbeat, SignalTurn, UpdateSession
+from duologue.config.stage_config import DuplexSessionRuntimeConfig
+from duologue.engine.duplex.commands import (
+    CloseSession,
+    CommitAudio,
+    CreateResponse,
+    Heartbeat,
+    SignalTurn,
+    UpdateSession,
+)
 from duologue.engine.duplex.core.barrier import MAX_WAITING_COMMANDS
 from duologue.engine.duplex.core.effects import ApplyConfig, CleanupSession, EndSession, JudgeConfig, SubmitAppend
 from duologue.engine.duplex.core.items import (
@@ -33,6 +41,7 @@ from duologue.engine.duplex.events import (
 from duologue.engine.duplex.plugin import ModelCapabilities
 from duologue.errors import ErrorCode
 from tests.unit.core.harness import CASCADE, MANUAL, NATIVE, VAD, World, audio, speech
+from tests.unit.core.test_resident import BY_CLIENT
 
 
 def test_a_session_opens_once() -> None:
@@ -150,6 +159,73 @@ def test_field_F28_nothing_is_accepted_once_the_close_has_begun() -> None:
     ]
     assert world.state.audio.received_bytes == received
     assert not world.of(SpeechStopped) and world.core.next_deadline() is None
+
+
+@pytest.mark.parametrize("by", ["client", "manager", "fault"])
+def test_commands_that_wait_when_the_session_closes_are_answered_before_its_terminal(by: str) -> None:
+    """Each by the name that the client gave it, behind the terminal of the response; one without a name expects no answer."""
+    world = World(MANUAL, capabilities=BY_CLIENT, auto=False)
+    world.append(audio("S" * 10))
+    world.send(CommitAudio(create_response=True))
+    world.send(UpdateSession(patch=SessionPatch(instructions="new"), event_id="a"))
+    world.append(audio("S" * 10))
+    world.send(CommitAudio(event_id="b"))
+    world.send(CommitAudio())
+    match by:
+        case "client":
+            world.send(CloseSession(event_id="c"))
+        case "manager":
+            world.close()
+        case _:
+            world.apply(StageFailed(request_id=None, code=ErrorCode.TIMEOUT, message="late", session_ends=True))
+    refused = [e.event_id for e in world.of(ErrorRaised) if e.code is ErrorCode.SESSION_CLOSED]
+    assert refused == ["a", "b"] and world.core.config.instructions != "new"
+    names = world.names()
+    assert "ResponseDone" in names[:-2] and names[-2:] == ["ErrorRaised", "ErrorRaised"]
+    world.close()
+    world.apply(CleanupEnded(released=True))
+    assert world.names()[-1] == ("SessionClosed" if by != "fault" else "SessionExpired")
+
+
+def test_a_commit_that_waits_for_the_detector_when_the_session_closes_is_answered() -> None:
+    world = World(VAD, auto=False)
+    world.append(audio("S" * 10))
+    world.send(CommitAudio(event_id="a"))
+    world.close()
+    assert [(e.code, e.event_id) for e in world.of(ErrorRaised)] == [(ErrorCode.SESSION_CLOSED, "a")]
+
+
+@pytest.mark.parametrize("by", ["client", "manager"])
+def test_answers_that_wait_when_the_session_closes_are_answered_by_the_name_of_their_wish(by: str) -> None:
+    """A turn whose answer waits was answered already: it was committed."""
+    world = World(MANUAL)
+    world.append(audio("S" * 20))
+    world.send_turn("A long answer.", 5_000)
+    world.append(audio("S" * 20))
+    world.send(CommitAudio(create_response=True, event_id="commit"))
+    world.send(CreateResponse(event_id="create"))
+    world.send(CreateResponse())
+    assert len(world.state.wanted) == 3
+    if by == "client":
+        world.send(CloseSession())
+    else:
+        world.close()
+    assert [(e.code, e.event_id) for e in world.of(ErrorRaised)] == [(ErrorCode.SESSION_CLOSED, "create")]
+    assert world.names()[-1] == "ErrorRaised" and len(world.of(ResponseCreated)) == len(world.of(ResponseDone)) == 1
+
+
+def test_answers_to_what_waits_never_keep_a_response_from_its_terminal() -> None:
+    """A client that reads nothing is told no more than there is room for, the terminals first."""
+    runtime = DuplexSessionRuntimeConfig(max_pending_output_events_per_session=4)
+    world = World(MANUAL, capabilities=BY_CLIENT, auto=False, takes=False, runtime=runtime)
+    world.append(audio("S" * 10))
+    world.send(CommitAudio(create_response=True))
+    for number in range(16):
+        world.send(UpdateSession(patch=SessionPatch(instructions="new"), event_id=str(number)))
+    world.close()
+    assert len(world.of(ResponseDone)) == 1
+    world.apply(CleanupEnded(released=True))
+    assert world.names()[-1] == "SessionClosed"
 
 
 @pytest.mark.parametrize("kind", ["closed", "expired"])

@@ -8,8 +8,16 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
+from duologue.config.session import SessionPatch
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
-from duologue.engine.duplex.commands import CancelResponse, CloseSession, CommitAudio, Heartbeat
+from duologue.engine.duplex.commands import (
+    CancelResponse,
+    CloseSession,
+    CommitAudio,
+    CreateResponse,
+    Heartbeat,
+    UpdateSession,
+)
 from duologue.engine.duplex.events import (
     ErrorRaised,
     ResponseAudio,
@@ -101,6 +109,47 @@ async def test_what_follows_a_close_in_the_same_turn_is_refused(runtime: Virtual
         refused = [event for event in client.of(ErrorRaised) if event.code == ErrorCode.SESSION_CLOSED]
         assert {event.event_id for event in refused} >= {f"e{index}" for index in range(100)}
         assert len(client.of(ResponseDone)) == 1
+
+
+@pytest.mark.parametrize("by", ["client", "manager"])
+def test_what_waits_when_the_session_closes_is_answered_once_behind_the_response_and_before_the_terminal(
+    by: str,
+) -> None:
+    """What waits in the session, then what waits before its decoder; in the order in which it was sent."""
+
+    async def main(runtime: VirtualRuntime) -> None:
+        pipeline = ephemeral_pipeline(runtime, LONG)
+        async with engine(runtime, pipeline) as world:
+            client = world.open(config=MANUAL)
+
+            async def stuck(request: object) -> None:
+                del request
+                await asyncio.sleep(60.0)
+
+            pipeline.clients[0][0].submit = stuck  # type: ignore[method-assign]
+            client.append(tone(200, rate_hz=RATE_HZ))
+            client.send(COMMIT_AND_ANSWER)
+            await client.until(ResponseCreated)
+            client.append(tone(200, rate_hz=RATE_HZ))
+            client.send(UpdateSession(patch=SessionPatch(instructions="new"), event_id="update"))
+            client.send(CommitAudio(event_id="commit"))
+            client.append(tone(200, rate_hz=RATE_HZ))
+            client.send(CreateResponse(event_id="create"))
+            client.send(CreateResponse())
+            if by == "client":
+                client.send(CloseSession())
+            else:
+                world.close(client)
+            await client.until(SessionClosed)
+            await asyncio.sleep(1.0)
+            named = [(error.code, error.event_id) for error in client.of(ErrorRaised) if error.event_id is not None]
+            assert named == [(ErrorCode.SESSION_CLOSED, event_id) for event_id in ("update", "commit", "create")]
+            kinds = client.kinds
+            assert kinds.index("ResponseDone") < kinds.index("ErrorRaised")
+            assert kinds[-1] == "SessionClosed" and kinds.count("SessionClosed") == 1
+            assert world.everything() == {}
+
+    run(main)
 
 
 @virtual

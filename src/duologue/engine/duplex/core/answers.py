@@ -63,10 +63,10 @@ def full(s: SessionState) -> bool:
     return True
 
 
-def want(s: SessionState, item_id: str | None, options: ResponseOptions) -> None:
+def want(s: SessionState, item_id: str | None, options: ResponseOptions, event_id: str | None = None) -> None:
     """Answer ``item_id`` (``None``: the conversation as it stands), now or once the response in progress is over."""
     if s.response is not None or s.wanted:
-        s.wanted.append(WantedAnswer(item_id, options))
+        s.wanted.append(WantedAnswer(item_id, options, event_id))
         committed = s.committed.get(item_id) if item_id is not None else None
         if committed is not None and committed.request_id is not None:
             # Its stream belongs to a prompt that will be out of date by then.

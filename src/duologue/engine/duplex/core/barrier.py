@@ -1,8 +1,8 @@
 """Commands that come after all input before them: a commit, new settings, a function's result.
 
 Rules kept here: they are carried out in wire order, each once the stage has what was appended before it, so that nothing that
-they change reaches input that was sent earlier; if the stage refuses that input each is answered with an error that names it
-and changes nothing; a cancel waits for none of them, and what forgets the input forgets its commits.
+they change reaches input that was sent earlier; if the stage refuses that input, or the session closes, each is answered with
+an error that names it and changes nothing; a cancel waits for none of them, and what forgets the input forgets its commits.
 """
 
 from __future__ import annotations

@@ -63,9 +63,9 @@ def create_response(s: SessionState, command: CreateResponse) -> None:
     unanswered = [item for item in s.history.unanswered() if item.item_id not in waiting]
     spoken = next((item for item in reversed(unanswered) if _was_heard(s, item)), None)
     if spoken is not None and options.context is None:
-        answers.want(s, spoken.item_id, options)
+        answers.want(s, spoken.item_id, options, command.event_id)
     elif s.capabilities.supports_text_turns or _result_waits(s) or resident.waits(s):
-        answers.want(s, None, options)
+        answers.want(s, None, options, command.event_id)
     elif unanswered:
         s.error(
             ErrorCode.TEXT_ONLY_TURN_UNSUPPORTED,

@@ -206,7 +206,7 @@ def begin_close(s: SessionState) -> None:
     if s.phase not in ("new", "open"):
         return
     s.phase = advance(SESSION, s.phase, "close_begun")
-    s.wanted.clear()
+    unanswered = _dismiss(s)  # before anything else forgets it
     s.sequel.clear()
     aside.end_all(s)
     response = s.response
@@ -217,7 +217,6 @@ def begin_close(s: SessionState) -> None:
             answers.finish(s, response, "failed", error=s.close_fault, message="The session ended.")
         else:
             cancel.cancel(s, cancel.CLOSE)
-    _dismiss(s)
     cancel.clear_input(s)
     tools.cancel_pending(s)
     s.tail.void()
@@ -225,20 +224,25 @@ def begin_close(s: SessionState) -> None:
     s.resident.waiting.clear()
     s.lease.end()
     s.idle_at = None
+    for event_id in unanswered:  # behind the terminals of responses, which must leave whatever else does
+        s.error(ErrorCode.SESSION_CLOSED, "The session ended before the command was due.", event_id=event_id)
 
 
-def _dismiss(s: SessionState) -> None:
-    """Commands that still wait for the input before them will not be carried out: each is told."""
-    waiting = [command.event_id for command in s.behind]
-    if s.commit_wait is not None:
-        waiting.insert(0, s.commit_wait.event_id)
+def _dismiss(s: SessionState) -> tuple[str, ...]:
+    """Commands that wait for the response in progress, or for the input before them, will not be carried out.
+
+    Returns what the client calls them, in order; those without a name expect no answer.
+    """
+    names = [wanted.event_id for wanted in s.wanted]
     if s.judging is not None:
-        waiting.insert(0, s.judge_event_id)
+        names.append(s.judge_event_id)
+    if s.commit_wait is not None:
+        names.append(s.commit_wait.event_id)
+    names.extend(command.event_id for command in s.behind)
     s.judging = s.judged_config = s.judge_event_id = s.commit_wait = None
+    s.wanted.clear()
     s.behind.clear()
-    for event_id in waiting:
-        if event_id is not None:
-            s.error(ErrorCode.SESSION_CLOSED, "The session ended before the command was due.", event_id=event_id)
+    return tuple(event_id for event_id in names if event_id is not None)
 
 
 def request_close(s: SessionState, kind: str, reason: str, fault: ErrorCode | None = None) -> None:

@@ -132,10 +132,12 @@ class CommittedTurn:
 
 @dataclass(slots=True)
 class WantedAnswer:
-    """An answer that waits for the response in progress."""
+    """An answer that waits for the response in progress. ``event_id``: what the client calls its wish, if it is still to
+    be answered."""
 
     item_id: str | None
     options: ResponseOptions
+    event_id: str | None = None
 
 
 @dataclass(slots=True)
