@@ -25,6 +25,13 @@ STAGES: Final = (
         "unit/engine/test_ray_actor.py::test_more_waits_from_the_limit_on",
     ),
     Limit(
+        "duologue.engine.stages.ray_actor:WINDOW",
+        "messages",
+        "who submits to a stage behind Ray waits until it has taken more of what was sent before; aborts do not",
+        "none: the caller waits, nothing is lost",
+        "unit/engine/test_ray_actor.py::test_a_client_sends_a_window_ahead_of_what_was_taken_and_then_waits",
+    ),
+    Limit(
         "duologue.engine.companions:MAX_COMPANIONS",
         "companions",
         "one more is refused (`request_invalid`)",

@@ -6,12 +6,14 @@ import asyncio
 import importlib
 import os
 import threading
+from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
 
 from duologue.clock import AsyncioRuntime
 from duologue.config.pipeline import RayPlacement, StageConfig
+from duologue.engine.stages import ray_client
 from duologue.engine.stages.frames import Abort, Configure, Output, Submit, ToWorker, Update, from_worker
 from duologue.engine.stages.process import WorkerSpec
 from duologue.engine.stages.ray_actor import WINDOW, Outbox, StageActor
@@ -150,3 +152,59 @@ def test_the_placement_is_checked_when_it_is_configured() -> None:
         msgspec.convert(
             {"name": "a", "factory": "m:f", "backend": "ray", "ray": {"resources": {"lasers": -1.0}}}, StageConfig
         )
+
+
+class Method:
+    """A method of an actor, as Ray offers it."""
+
+    def __init__(self, answer: Callable[..., Awaitable[object]]) -> None:
+        self.remote = answer
+
+    def options(self, **options: str) -> Method:
+        del options
+        return self
+
+
+class Cluster:
+    """Ray with one actor that takes whatever it is sent, and says of it what the test lets it say."""
+
+    def __init__(self) -> None:
+        self.told: asyncio.Queue[tuple[int, list[bytes]]] = asyncio.Queue(1)
+        self.configure = Method(lambda data: self._answer((1, None)))
+        self.deliver = Method(lambda sequence, data: self._answer(None))
+        self.fetch = Method(lambda within_s: self.told.get())
+
+    def _answer(self, value: object) -> Awaitable[object]:
+        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        answer.set_result(value)
+        return answer
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def remote(self, **groups: int) -> Callable[[type], Method]:
+        del groups
+        return lambda _: Method(lambda: self)  # type: ignore[arg-type, return-value]
+
+    def kill(self, actor: object) -> None:
+        assert actor is self
+
+
+def test_a_client_sends_a_window_ahead_of_what_was_taken_and_then_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster()
+    monkeypatch.setattr(ray_client, "load_ray", lambda module="ray": cluster)
+
+    async def scenario() -> None:
+        runtime = AsyncioRuntime()
+        client = RayClient(WorkerSpec(factory=f"{STAGES}:Blocking"), RayPlacement(), runtime=runtime)
+        await client.start(Recorder())
+        sent = [asyncio.ensure_future(client.submit(piece(f"r{number}", "x"))) for number in range(WINDOW + 1)]
+        for taken, through in ((0, WINDOW - 1), (1, WINDOW - 1), (2, WINDOW + 1)):
+            cluster.told.put_nowait((taken, []))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert sum(task.done() for task in sent) == through
+        await client.close()
+        await runtime.aclose()
+
+    asyncio.run(scenario())
