@@ -413,50 +413,6 @@ def test_an_answer_that_waits_outlives_the_request_that_made_it() -> None:
     assert [done.full_text for done in world.of(ResponseDone)] == ["One.", "Two.", "Three."]
 
 
-@pytest.mark.parametrize("said", [False, True])
-def test_what_a_request_that_ended_was_not_given_goes_to_the_next(said: bool) -> None:
-    """Models end their request when they like, in the middle of a burst too."""
-    world = World(MANUAL, capabilities=NATIVE, auto=False)
-    stream = (bytes(range(250)) * 100)[: 6 * UNIT]
-    world.append(stream)
-    world.answer(world.take(SubmitAppend))
-    world.speak(*([speech("One.", 80)] if said else []), finished=True)
-    world.answer_all()
-    again = [submit for submit in world.submits if submit.request_id != world.submits[0].request_id]
-    assert fed(world) == stream and len(world.submits) == 6
-    assert len({submit.request_id for submit in again}) == 1 and again[0].first
-    world.speak(speech("Two.", 80), TurnEnded(), request_id=again[0].request_id)
-    world.advance(5.0)
-    assert [done.full_text for done in world.of(ResponseDone)] == ["One."] * said + ["Two."]
-
-
-def test_silence_alone_begins_no_request_after_one_that_ended() -> None:
-    world = World(MANUAL, capabilities=NATIVE)
-    world.append(bytes(UNIT))
-    world.speak(speech("One.", 2_000))
-    world.auto = False
-    world.advance(0.2)
-    assert world.submits[-1].silence
-    world.speak(finished=True)
-    world.answer_all()
-    world.advance(5.0)
-    assert len({submit.request_id for submit in world.submits}) == 1
-
-
-def test_an_answer_that_was_still_to_be_asked_for_is_asked_of_the_next_request() -> None:
-    world = World(MANUAL, capabilities=BY_CLIENT, auto=False)
-    world.append(bytes(range(250)) * 2 * UNIT)
-    world.send(CommitAudio(create_response=True))
-    world.answer(world.take(SubmitAppend))
-    world.speak(finished=True)
-    assert not world.of(ResponseDone)
-    world.answer_all()
-    assert world.submits[-1].final and world.submits[-1].respond
-    world.speak(speech("Yes.", 80), TurnEnded())
-    world.advance(5.0)
-    assert [(done.full_text, done.status) for done in world.of(ResponseDone)] == [("Yes.", "completed")]
-
-
 @pytest.mark.parametrize(("ahead_ms", "waits"), [(9_999, False), (10_000, True), (10_001, True)])
 @pytest.mark.parametrize("behind", [False, True])
 def test_a_model_that_is_too_far_ahead_is_fed_when_that_is_played(ahead_ms: int, waits: bool, behind: bool) -> None:

@@ -396,13 +396,13 @@ def _request_finished(s: SessionState, record: StageRequestRecord) -> None:
     """A request ended by itself."""
     if s.requests.remove(record.request_id) is None:
         return
-    resident.ended(s, record)
-    s.tail.void(record.request_id)
+    asked = resident.ended(s, record)
     s.do(ReleaseRequests(request_ids=(record.request_id,)))
     if record.item_id is not None:
         hearing.forget_settled(s)
     response = s.response
-    if response is not None and response.request_id == record.request_id and response.generating:
+    mine = response is not None and response.request_id == record.request_id and response.generating
+    if mine and response is not None and not asked:
         generated(s, response)
     if record.fence.epoch == s.fences.epoch and record.purpose != "resident":
         s.fences.complete_turn(record.fence.turn_id)

@@ -59,7 +59,8 @@ def cancel(s: SessionState, scope: Scope, *, onset_at: float | None = None) -> b
     else:
         # What only transcribes committed turns is not the scope's: stopped, it would be submitted again at once, and a
         # client that loops would have the stages begin it again and again.
-        if scope.input and any(record.purpose != "transcribe" for record in s.requests.records.values()):
+        works = any(record.purpose != "transcribe" for record in s.requests.records.values())
+        if scope.input and (works or (s.resident_family and not s.tail.idle)):  # a piece may outlive its request
             advance_epoch(s)
         if scope.input:
             clear_input(s)

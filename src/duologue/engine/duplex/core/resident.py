@@ -316,12 +316,43 @@ def hand_over(s: SessionState, old: StageRequestRecord, *, answer: bool = True) 
         record.response_id, response.request_id = old.response_id, record.request_id
 
 
-def ended(s: SessionState, record: StageRequestRecord) -> None:
-    """The model ended its request by itself: input that it was not given goes to the next, asking for an answer or not."""
-    rest = [append for append in s.tail.queue if append.request_id == record.request_id]
-    if record.purpose == "resident" and any(not append.silence and append.result is None for append in rest):
-        created = s.response is not None and s.response.state == "created"
+def ended(s: SessionState, record: StageRequestRecord) -> bool:
+    """The model ended its request by itself: input that it was not given goes to the next, asking for an answer or not.
+
+    What is in flight may still be refused (see :func:`too_late`); returns whether the answer depends on that.
+    """
+    request_id, response = record.request_id, s.response
+    created = response is not None and response.state == "created" and response.request_id == request_id
+    rest = [append for append in s.tail.queue if append.request_id == request_id]
+    if record.purpose == "resident" and any(_is_input(append) for append in rest):
         hand_over(s, record, answer=created and any(append.final and append.respond for append in rest))
+    current = s.tail.in_flight
+    kept = record.purpose == "resident" and current is not None and current.request_id == request_id
+    kept = kept and current is not None and _is_input(current)
+    s.tail.void(request_id, in_flight=not kept)
+    return kept and created and current is not None and current.final and current.respond
+
+
+def _is_input(append: PendingAppend) -> bool:
+    return not append.silence and append.result is None
+
+
+def too_late(s: SessionState, append: PendingAppend, *, accepted: bool) -> None:
+    """``append`` was in flight when its request ended by itself; if it was refused, the next request hears it first."""
+    response = s.response
+    if response is not None and not (response.generating and response.request_id == append.request_id):
+        response = None
+    if accepted:
+        if response is not None:
+            answers.generated(s, response)
+        return
+    record, items = _running(s), s.tail.queue[0].items if s.tail.queue else None
+    if record is None:
+        record, items = hearing.open_request(s, "resident", None), tuple(s.history.items)
+    if response is not None:
+        record.response_id, response.request_id = response.response_id, record.request_id
+    again = msgspec.structs.replace(append, request_id=record.request_id, items=items, number=0, state="queued")
+    s.tail.put_back(again)
 
 
 def give_back(s: SessionState, failed: list[PendingAppend]) -> None:

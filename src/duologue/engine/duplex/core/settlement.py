@@ -10,6 +10,7 @@ from duologue.engine.duplex.core import answers, aside, barrier, lifecycle, resi
 from duologue.engine.duplex.core.effects import AbortRequests
 from duologue.engine.duplex.core.items import AppendAccepted, AppendFailed, StageFailed
 from duologue.engine.duplex.core.state import SessionState
+from duologue.engine.duplex.core.tail import PendingAppend
 
 
 def accepted(s: SessionState, item: AppendAccepted) -> None:
@@ -24,7 +25,10 @@ def accepted(s: SessionState, item: AppendAccepted) -> None:
         _undo_orphan(s, item.number, accepted=True)
         return
     record = s.requests.records.get(append.request_id)
-    if record is not None and not record.submitted:
+    if record is None:
+        _after_the_end(s, append, accepted=True)
+        return
+    if not record.submitted:
         s.resident.rebuild = s.resident.compact = False
         record.submitted = True
     s.fences.commit(append.fence)
@@ -49,6 +53,17 @@ def _undo_orphan(s: SessionState, number: int, *, accepted: bool) -> None:
     submission.pump(s)
 
 
+def _after_the_end(s: SessionState, append: PendingAppend, *, accepted: bool) -> None:
+    """The answer to a piece of a resident model's request that ended by itself while it was in flight."""
+    if accepted:
+        s.fences.commit(append.fence)
+    # As with an orphan: the stage may have begun the request again.
+    s.do(AbortRequests(request_ids=(append.request_id,)))
+    resident.too_late(s, append, accepted=accepted)
+    append.audio = b""
+    submission.pump(s)
+
+
 def failed(s: SessionState, item: AppendFailed) -> None:
     """The stage did not take it: nothing behind it is submitted either, and the audio is kept for another try."""
     beside = s.tail.settle_beside(item.number)
@@ -59,6 +74,9 @@ def failed(s: SessionState, item: AppendFailed) -> None:
     append = s.tail.settle(item.number, accepted=False)
     if append is None:
         _undo_orphan(s, item.number, accepted=False)
+        return
+    if append.request_id not in s.requests.records:
+        _after_the_end(s, append, accepted=False)
         return
     behind = [append, *s.tail.queue]
     s.tail.void()

@@ -2,7 +2,7 @@
 
 Rules kept here: what was queued first is submitted first; while one is in flight the others wait as state, not as tasks;
 a failure takes everything queued behind it along; a voided submission that is already in flight becomes an *orphan*,
-whose acceptance must be undone.
+whose acceptance must be undone; one whose request ended by itself stays in flight, since it may have to be made again.
 """
 
 from __future__ import annotations
@@ -97,6 +97,11 @@ class AppendTail:
         self.queue.append(append)
         self.queued_bytes += len(append.audio)
 
+    def put_back(self, append: PendingAppend) -> None:
+        """``append``, which was refused, is the next to be submitted."""
+        self.queue.appendleft(append)
+        self.queued_bytes += len(append.audio)
+
     def next(self) -> PendingAppend | None:
         """The append to submit now, if one is due; it is in flight from here on."""
         if not self.queue or self.blocked:
@@ -148,8 +153,8 @@ class AppendTail:
             kept.append(append)
         self.queue = kept
 
-    def void(self, request_id: str | None = None) -> int:
-        """Drop what is queued (of one request, or all); returns the audio bytes dropped."""
+    def void(self, request_id: str | None = None, *, in_flight: bool = True) -> int:
+        """Drop what is queued (of one request, or all), and what is ``in_flight``; returns the audio bytes dropped."""
         kept: deque[PendingAppend] = deque()
         dropped = 0
         for append in self.queue:
@@ -161,7 +166,7 @@ class AppendTail:
                 kept.append(append)
         self.queue = kept
         self.queued_bytes -= dropped
-        current = self.in_flight
+        current = self.in_flight if in_flight else None
         if current is not None and (request_id is None or current.request_id == request_id):
             current.state = advance(APPEND, current.state, "voided")
             dropped += len(current.audio)
