@@ -370,8 +370,12 @@ class OrchestratorBase:
     # ---------------------------------------------------------------- ends
 
     async def _fail(self, state: OrchestratorRequestState, stage_id: int, error: Exception) -> None:
-        """End one request with an error. Never raises; does nothing for a request that has ended."""
+        """End one request with an error. Never raises; of one that has ended only what a stage still holds is stopped."""
         if not self._is_current(state):
+            if not self._life.stopping and any(
+                pool.replica_of(state.request_id) is not None for pool in self.stage_pools
+            ):
+                self._lanes.start(self._stop_again([state.request_id]), name="stop-again")
             return
         if not isinstance(error, DuologueError):
             logger.error("request %s failed at stage %d", state.request_id, stage_id, exc_info=error)

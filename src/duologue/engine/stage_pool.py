@@ -196,7 +196,8 @@ class StagePool:
         """Place a new request, bind it and hand it to its replica; returns the replica id.
 
         Raises :class:`StageFault` (``replica_unavailable``) or what the replica raised; the request is then not there
-        any more, or still bound if even the abort failed. ``prompt_text`` is kept for callers that have it.
+        any more, or still bound if even the abort failed, also that of a request which was aborted on its way.
+        ``prompt_text`` is kept for callers that have it.
         """
         del prompt_text
         key = request.prompt.session_key
@@ -217,7 +218,7 @@ class StagePool:
             raise
         if self._bindings.get(request_id) is not replica:
             # Aborted while it was on its way: the replica may have had it only after it was told to stop.
-            await replica.client.abort([request_id])
+            await self._stop_late(request_id, replica)
         return replica.replica_id
 
     async def submit_update(
@@ -295,6 +296,15 @@ class StagePool:
             stats.input_audio_s += len(request.prompt.audio) / (2 * request.prompt.audio_rate_hz)
         if stats.submitted_at is None:
             stats.submitted_at = self._runtime.now()
+
+    async def _stop_late(self, request_id: str, replica: Replica) -> None:
+        """Stop what nobody knows to be there. It is bound until that has succeeded, so that it can be tried again."""
+        if request_id in self._bindings or not replica.serving:
+            await replica.client.abort([request_id])
+            return
+        self._bindings[request_id] = replica
+        replica.request_ids[request_id] = None
+        await self.abort([request_id])
 
     def _unbind(self, request_id: str, replica: Replica) -> None:
         if self._bindings.get(request_id) is replica:

@@ -228,3 +228,35 @@ async def test_a_new_request_of_that_name_is_not_stopped_for_the_old_one(runtime
         await asyncio.sleep(5)
         assert rig.outputs("r")[-1].output.finish_reason != "abort"
         assert rig.leftovers() == {}
+
+
+@virtual
+async def test_a_request_that_was_stopped_on_its_way_is_stopped_again_until_its_stage_has_heard_it(
+    runtime: VirtualRuntime,
+) -> None:
+    class Far(InprocClient):
+        aborts = 0
+
+        async def submit(self, request: StageRequest) -> None:
+            await asyncio.sleep(0.5)
+            await super().submit(request)
+
+        async def abort(self, request_ids: Sequence[str]) -> None:
+            self.aborts += 1
+            if self.aborts in (2, 3):
+                raise OSError("not heard")
+            await super().abort(request_ids)
+
+    stages = [StageSpec(slow_echo), StageSpec(endless)]
+    rig = Rig(runtime, stages)
+    far = Far(stages[1].stage(), runtime=runtime)
+    rig.orchestrator.stage_pools[1].replicas.make_client = lambda _replica_id: far
+    async with running(rig):
+        rig.add("r", "x")
+        await asyncio.sleep(0.1)
+        rig.orchestrator.post(AbortRequest(request_ids=("r",)))
+        await asyncio.sleep(1.0)
+        assert (far.aborts, rig.leftovers()) == (2, {"stage1.bindings": 1, "tasks": 1})
+        await asyncio.sleep(2 * STOP_AGAIN_S)
+        assert (far.aborts, rig.leftovers()) == (4, {})
+        assert stages[1].ledger.balanced()
