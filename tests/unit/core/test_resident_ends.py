@@ -105,6 +105,18 @@ def test_what_was_in_flight_when_a_request_ended_and_is_taken_is_not_said_again(
 
 
 @pytest.mark.parametrize("ok", [False, True])
+def test_the_first_piece_of_a_request_that_ended_was_taken_whatever_is_said_of_it(ok: bool) -> None:
+    """A model that ends every request with its first piece would be given that piece for ever."""
+    world = World(MANUAL, capabilities=NATIVE, auto=False)
+    world.append(STREAM[: 2 * UNIT])
+    flying = world.take(SubmitAppend)
+    world.speak(finished=True)
+    world.answer(flying, ok=ok)
+    world.answer_all()
+    assert fed(world) == STREAM[: 2 * UNIT] and len(world.submits) == 2
+
+
+@pytest.mark.parametrize("ok", [False, True])
 def test_an_epoch_that_ends_meanwhile_takes_what_was_in_flight_along_once(ok: bool) -> None:
     world = World(MANUAL, capabilities=NATIVE, auto=False)
     world.append(STREAM[: 2 * UNIT])

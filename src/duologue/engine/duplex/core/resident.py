@@ -320,6 +320,7 @@ def ended(s: SessionState, record: StageRequestRecord) -> bool:
     """The model ended its request by itself: input that it was not given goes to the next, asking for an answer or not.
 
     What is in flight may still be refused (see :func:`too_late`); returns whether the answer depends on that.
+    The first piece of a request was taken: what else did the model end? One that always does would be given it for ever.
     """
     request_id, response = record.request_id, s.response
     created = response is not None and response.state == "created" and response.request_id == request_id
@@ -327,7 +328,8 @@ def ended(s: SessionState, record: StageRequestRecord) -> bool:
     if record.purpose == "resident" and any(_is_input(append) for append in rest):
         hand_over(s, record, answer=created and any(append.final and append.respond for append in rest))
     current = s.tail.in_flight
-    kept = record.purpose == "resident" and current is not None and current.request_id == request_id
+    kept = record.purpose == "resident" and record.submitted
+    kept = kept and current is not None and current.request_id == request_id
     kept = kept and current is not None and _is_input(current)
     s.tail.void(request_id, in_flight=not kept)
     return kept and created and current is not None and current.final and current.respond
