@@ -109,14 +109,19 @@ class World:
 
     async def _look_at_the_idle(self) -> None:
         """Who stayed and is silent: nothing may wait in a session in which nothing happens."""
-        if not any(talker.person.leave == "stay" for talker in self.talkers):
+        # Whoever vanished reads nothing, and the server hears of it only when its next ping is not answered.
+        staying = [talker for talker in self.talkers if talker.person.leave == "stay"]
+        if not staying:
             return
+        stayed = {talk.session_id for talker in staying for talk in talker.conversations}
         await asyncio.sleep(IDLE_AFTER_S)
         for site in self.sites:
             manager = site.orchestrator.session_manager
             for attachment in site.hub.sessions:
                 runner = manager.runner(attachment.session_id)
-                if runner is None or attachment.owner is None or runner.session.active_response_id is not None:
+                if runner is None or attachment.owner is None or attachment.session_id not in stayed:
+                    continue
+                if runner.session.active_response_id is not None:
                     continue
                 self.trace.count("looked_at_idle")
                 # A resident model's request lives as long as its epoch; what was taken is for the socket to say.

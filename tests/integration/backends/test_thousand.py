@@ -9,7 +9,7 @@ from pathlib import Path
 from duologue.clock import AsyncioRuntime
 from duologue.config.pipeline import EdgeConfig, PipelineConfig, StageConfig
 from duologue.engine.assembly import build_edges, build_pools
-from duologue.engine.messages import AddRequest, EngineQueueMessage, OutputMessage, Shutdown
+from duologue.engine.messages import AddRequest, EngineQueueMessage, OutputMessage, Shutdown, StageMetricsMessage
 from duologue.engine.orchestrator import Orchestrator
 from duologue.engine.stages.edge import EdgeInput
 from duologue.engine.stages.process import ProcessClient
@@ -49,8 +49,8 @@ class Outbox:
 
     def put_nowait(self, message: EngineQueueMessage, /) -> None:
         self.messages.append(message)
-        assert isinstance(message, OutputMessage), message
-        self.ended += message.finished
+        assert isinstance(message, OutputMessage | StageMetricsMessage), message
+        self.ended += isinstance(message, OutputMessage) and message.finished
         if self.ended == REQUESTS:
             self.all_ended.set()
 

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from duologue.config.loader import load_config
 from duologue.engine.duplex_orchestrator import DuplexOrchestrator
 from duologue.engine.stages.process import ProcessClient
@@ -86,6 +88,7 @@ async def test_two_conversations_over_worker_processes(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["native-1-0.npz"]
 
 
+@pytest.mark.alone
 @on_loop
 async def test_a_conversation_outlives_its_worker_process(tmp_path: Path) -> None:
     """Killed between two answers nothing is heard of it; killed in mid-answer that answer is over and not said again."""
