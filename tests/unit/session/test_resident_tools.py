@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from msgspec import structs
 
@@ -56,6 +58,20 @@ def give(client: Client, call_id: str, text: str = "sunny") -> None:
     client.send(CreateItem(item=InputItem(role="tool", output=CallOutput(call_id, text))))
 
 
+@asynccontextmanager
+async def answered(runtime: VirtualRuntime) -> AsyncIterator[tuple[Client, list[tuple[str, str, int]]]]:
+    """The client gave the result of a call some time after the answer that made it; beside it what the stage is fed."""
+    pipeline = resident_pipeline(runtime, Script(calls=CALLS))
+    fed = record(pipeline)
+    async with engine(runtime, pipeline) as world:
+        client = world.open(TOOLS, session_id="s1")
+        call_id = await ask(client)
+        await client.until(ResponseDone)
+        await asyncio.sleep(5)
+        give(client, call_id)
+        yield client, fed
+
+
 @virtual
 async def test_a_result_reaches_the_running_request_while_the_assistant_talks_on(runtime: VirtualRuntime) -> None:
     pipeline = resident_pipeline(runtime, Script(calls=CALLS))
@@ -76,14 +92,7 @@ async def test_a_result_reaches_the_running_request_while_the_assistant_talks_on
 
 @virtual
 async def test_a_result_after_the_answer_makes_the_model_speak_without_any_audio(runtime: VirtualRuntime) -> None:
-    pipeline = resident_pipeline(runtime, Script(calls=CALLS))
-    fed = record(pipeline)
-    async with engine(runtime, pipeline) as world:
-        client = world.open(TOOLS, session_id="s1")
-        call_id = await ask(client)
-        await client.until(ResponseDone)
-        await asyncio.sleep(5)
-        give(client, call_id)
+    async with answered(runtime) as (client, fed):
         done = await client.until(ResponseDone, 2)
         assert done.full_text == "The result is sunny. " and done.status == "completed"
         assert results(fed) == [("sunny", 0)]
@@ -92,13 +101,7 @@ async def test_a_result_after_the_answer_makes_the_model_speak_without_any_audio
 @virtual
 async def test_an_answer_to_a_result_may_be_asked_for(runtime: VirtualRuntime) -> None:
     """Clients that know turns alone do so after every result; the model answers it once."""
-    pipeline = resident_pipeline(runtime, Script(calls=CALLS))
-    async with engine(runtime, pipeline) as world:
-        client = world.open(TOOLS, session_id="s1")
-        call_id = await ask(client)
-        await client.until(ResponseDone)
-        await asyncio.sleep(5)
-        give(client, call_id)
+    async with answered(runtime) as (client, _):
         client.send(CreateResponse())
         done = await client.until(ResponseDone, 2)
         assert done.full_text == "The result is sunny. " and done.status == "completed"
@@ -111,14 +114,7 @@ async def test_an_answer_to_a_result_may_be_asked_for(runtime: VirtualRuntime) -
 @virtual
 async def test_an_answer_to_a_result_may_be_asked_for_when_the_model_has_said_it(runtime: VirtualRuntime) -> None:
     """The wish gets a response of its own, in which nothing is said a second time."""
-    pipeline = resident_pipeline(runtime, Script(calls=CALLS))
-    fed = record(pipeline)
-    async with engine(runtime, pipeline) as world:
-        client = world.open(TOOLS, session_id="s1")
-        call_id = await ask(client)
-        await client.until(ResponseDone)
-        await asyncio.sleep(5)
-        give(client, call_id)
+    async with answered(runtime) as (client, fed):
         said = await client.until(ResponseDone, 2)
         units = len(fed)
         client.send(CreateResponse(options=ResponseOptions(metadata={"who": "me"})))

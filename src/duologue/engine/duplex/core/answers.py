@@ -14,6 +14,7 @@ from msgspec import UNSET
 
 from duologue.config.session import Modality, SessionConfig
 from duologue.engine.duplex.commands import ResponseOptions
+from duologue.engine.duplex.contracts import DuplexFence
 from duologue.engine.duplex.core import aside, compaction, hearing, interruption, pacing, resident, submission, tools
 from duologue.engine.duplex.core.effects import ReleaseRequests
 from duologue.engine.duplex.core.history import Item
@@ -143,35 +144,59 @@ def with_tools(config: SessionConfig, options: ResponseOptions) -> SessionConfig
     return msgspec.structs.replace(config, **given) if given else config
 
 
-def new_response(
-    s: SessionState, item_id: str | None, options: ResponseOptions, record: StageRequestRecord
-) -> Response:
-    """Open a response that ``record`` works for, and say so."""
-    fence = record.fence if record.purpose != "resident" else s.fences.current
-    response_id = f"resp-{s.session_id}-{fence.epoch}-{s.ids.next_hex()}"
+def opened(s: SessionState, fence: DuplexFence, options: ResponseOptions) -> Response:
+    """A response under ``fence``, with an item for what it says; nobody has been told of it yet."""
     modality = options.modality or s.config.output_modality
-    config = config_for(s, options, modality)
+    response_id = f"resp-{s.session_id}-{fence.epoch}-{s.ids.next_hex()}"
     item = Item(
         item_id=f"item_{response_id}",
         role="assistant",
         status="in_progress",
         has_audio=modality == "audio",
         response_id=response_id,
-        ack_only=config.playback_commit_policy == "ack_only",
-        commit_all=config.playback_commit_policy == "commit_all_on_done",
     )
     response = Response(
         response_id=response_id,
         item=item,
         epoch=fence.epoch,
         turn_id=fence.turn_id,
-        config=config,
+        config=config_for(s, options, modality),
         modality=modality,
         options=options,
         created_at=s.now,
     )
-    response.request_id, record.response_id = record.request_id, response_id
     item.spoken = response.spoken
+    return response
+
+
+def announce(s: SessionState, response: Response, *, previous: str | None = None, out_of_band: bool = False) -> None:
+    """Tell the client that ``response`` has begun."""
+    config = response.config
+    response.announced = s.emit(
+        ResponseCreated(
+            response_id=response.response_id,
+            item_id=response.item.item_id,
+            epoch=response.epoch,
+            turn_id=response.turn_id,
+            modality=response.modality,
+            metadata=response.options.metadata,
+            previous_item_id=previous,
+            voice=config.voice,
+            output_format=config.output_format,
+            out_of_band=out_of_band,
+            max_output_tokens=config.max_output_tokens,
+        )
+    )
+
+
+def new_response(
+    s: SessionState, item_id: str | None, options: ResponseOptions, record: StageRequestRecord
+) -> Response:
+    """Open a response that ``record`` works for, and say so."""
+    response = opened(s, record.fence if record.purpose != "resident" else s.fences.current, options)
+    item, policy = response.item, response.config.playback_commit_policy
+    item.ack_only, item.commit_all = policy == "ack_only", policy == "commit_all_on_done"
+    response.request_id, record.response_id = record.request_id, response.response_id
     known = item_id is not None and s.history.get(item_id) is not None
     previous = s.history.insert(item, item_id if known else None)
     for user_item in s.history.unanswered() if options.context is None else ():
@@ -182,20 +207,7 @@ def new_response(
     hearing.forget_settled(s)
     s.response = response
     s.idle_at = None
-    response.announced = s.emit(
-        ResponseCreated(
-            response_id=response_id,
-            item_id=item.item_id,
-            epoch=fence.epoch,
-            turn_id=fence.turn_id,
-            modality=modality,
-            metadata=options.metadata,
-            previous_item_id=previous,
-            voice=config.voice,
-            max_output_tokens=config.max_output_tokens,
-            output_format=config.output_format,
-        )
-    )
+    announce(s, response, previous=previous)
     return response
 
 

@@ -24,8 +24,6 @@ from duologue.engine.duplex.core.state import SessionState
 from duologue.engine.duplex.events import (
     CancelReason,
     FunctionCalled,
-    ResponseAudio,
-    ResponseCreated,
     ResponseDone,
     ResponseStatus,
     ResponseText,
@@ -56,43 +54,12 @@ def create(s: SessionState, command: CreateResponse) -> None:
         s.error(code, message, event_id=command.event_id, param=param)
         return
     fence = s.fences.current
-    modality = options.modality or s.config.output_modality
-    response_id = f"resp-{s.session_id}-{fence.epoch}-{s.ids.next_hex()}"
-    item = Item(
-        item_id=f"item_{response_id}",
-        role="assistant",
-        status="in_progress",
-        has_audio=modality == "audio",
-        response_id=response_id,
-    )
-    response = Response(
-        response_id=response_id,
-        item=item,
-        epoch=fence.epoch,
-        turn_id=fence.turn_id,
-        config=answers.config_for(s, options, modality),
-        modality=modality,
-        options=options,
-        created_at=s.now,
-    )
-    item.spoken = response.spoken
-    request_id = stage_request_id(s.session_id, fence.epoch, f"stage0-aside-{response_id.rpartition('-')[2]}")
+    response = answers.opened(s, fence, options)
+    name = response.response_id.rpartition("-")[2]
+    request_id = stage_request_id(s.session_id, fence.epoch, f"stage0-aside-{name}")
     history = options.context if options.context is not None else s.history.prompt()
     s.asides[request_id] = Aside(request_id, fence, response, history)
-    response.announced = s.emit(
-        ResponseCreated(
-            response_id=response_id,
-            item_id=item.item_id,
-            epoch=fence.epoch,
-            turn_id=fence.turn_id,
-            modality=modality,
-            metadata=options.metadata,
-            voice=response.config.voice,
-            output_format=response.config.output_format,
-            out_of_band=True,
-            max_output_tokens=response.config.max_output_tokens,
-        )
-    )
+    answers.announce(s, response, out_of_band=True)
     submission.pump(s)
 
 
@@ -222,19 +189,7 @@ def _release_audio(s: SessionState, aside: Aside, entry: Entry) -> bool:
     if not s.has_room(line.slice_bytes(entry, size_ms) * 4 // 3 + len(entry.words)):
         return False  # taking what is out comes back here
     audio, duration_ms, text = line.slice(entry, size_ms)
-    start_ms = response.item.sent_ms
-    response.item.sent_ms += duration_ms
-    clock.released_ms += duration_ms
-    event = ResponseAudio(
-        response_id=response.response_id,
-        item_id=response.item.item_id,
-        epoch=response.epoch,
-        audio=audio,
-        rate_hz=entry.rate_hz,
-        start_ms=int(start_ms),
-        duration_ms=round(duration_ms),
-        text=text,
-    )
+    event = pacing.sound(response, clock, entry.rate_hz, audio, duration_ms, text)
     s.emit(event, response_id=response.response_id, beside_ms=duration_ms)
     return True
 

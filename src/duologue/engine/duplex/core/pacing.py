@@ -66,24 +66,29 @@ def _release_audio(s: SessionState, response: Response, entry: AudioEntry) -> bo
         item.base_ms = playback.released_ms
         if response.clock is not None:
             response.clock.sent_at = s.now
+    event = sound(response, playback, entry.rate_hz, audio, duration_ms, text)
+    s.emit(event, audio_ms=duration_ms, response_id=response.response_id)
+    return True
+
+
+def sound(
+    response: Response, clock: PlaybackClock, rate_hz: int, audio: bytes, duration_ms: float, text: str
+) -> ResponseAudio:
+    """The slice of ``response`` that leaves now on the line of ``clock``."""
+    item = response.item
     start_ms = item.sent_ms
     item.sent_ms += duration_ms
-    playback.released_ms += duration_ms
-    s.emit(
-        ResponseAudio(
-            response_id=response.response_id,
-            item_id=item.item_id,
-            epoch=response.epoch,
-            audio=audio,
-            rate_hz=entry.rate_hz,
-            start_ms=int(start_ms),
-            duration_ms=round(duration_ms),
-            text=text,
-        ),
-        audio_ms=duration_ms,
+    clock.released_ms += duration_ms
+    return ResponseAudio(
         response_id=response.response_id,
+        item_id=item.item_id,
+        epoch=response.epoch,
+        audio=audio,
+        rate_hz=rate_hz,
+        start_ms=int(start_ms),
+        duration_ms=round(duration_ms),
+        text=text,
     )
-    return True
 
 
 def mind_backlog(s: SessionState) -> None:

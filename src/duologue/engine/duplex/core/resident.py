@@ -49,11 +49,8 @@ def _piece(
     respond: bool = True,
     owner: str | None = None,
 ) -> PendingAppend:
-    begins = None
-    for record in s.requests.records.values():
-        if record.purpose == "resident":
-            break
-    else:
+    begins, record = None, _running(s)
+    if record is None:
         record = hearing.open_request(s, "resident", None)
         begins = tuple(s.history.items)
     return PendingAppend(
@@ -327,10 +324,9 @@ def ended(s: SessionState, record: StageRequestRecord) -> bool:
     rest = [append for append in s.tail.queue if append.request_id == request_id]
     if record.purpose == "resident" and any(_is_input(append) for append in rest):
         hand_over(s, record, answer=created and any(append.final and append.respond for append in rest))
-    current = s.tail.in_flight
-    kept = record.purpose == "resident" and record.submitted
-    kept = kept and current is not None and current.request_id == request_id
-    kept = kept and current is not None and _is_input(current)
+    in_flight = s.tail.in_flight
+    current = in_flight if in_flight is not None and in_flight.request_id == request_id else None
+    kept = current is not None and _is_input(current) and record.purpose == "resident" and record.submitted
     s.tail.void(request_id, in_flight=not kept)
     return kept and created and current is not None and current.final and current.respond
 
