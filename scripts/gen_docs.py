@@ -122,8 +122,7 @@ def limits(table: tuple[limit_tables.Limit, ...]) -> Callable[[], str]:
     def rows() -> str:
         lines = ["| limit | value | at the limit | shown by |", "|---|---|---|---|"]
         for limit in table:
-            shown = limit.metric.partition(":")[0] if limit.metric.startswith("none") else f"`{limit.metric}`"
-            lines.append(f"| `{limit.name}` | {_amount(limit)} | {limit.at} | {shown} |")
+            lines.append(f"| `{limit.name}` | {_amount(limit)} | {limit.at} | `{limit.metric}` |")
         return "\n".join(lines)
 
     return rows

@@ -13,7 +13,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """``value``: ``module:CONSTANT`` or ``module:Struct.field``. ``metric``: a name of ``/metrics``, or why there is none.
+    """``value``: ``module:CONSTANT`` or ``module:Struct.field``. ``metric``: names of ``/metrics``.
 
     ``test``: ``file::name`` below tests/; it tries one below, at, and one above.
     """

@@ -139,5 +139,10 @@ class CompanionTracker:
             self._parents.pop(child, None)
         return children
 
+    @property
+    def running(self) -> int:
+        """Companions that are not done."""
+        return len(self._parents)
+
     def __len__(self) -> int:
         return len(self._parents) + len(self._families)

@@ -53,6 +53,11 @@ class Delivery:
         self._on_submitted = on_submitted
         self._on_stalled = on_stalled
 
+    @property
+    def held_pieces(self) -> int:
+        """Pieces of paused requests, or behind paced edges, that wait for later stages."""
+        return sum(len(state.held) for state in self._states.values())
+
     def request(self, state: OrchestratorRequestState, stage_id: int, prompt: StagePrompt) -> StageRequest:
         """One piece for a stage, with the request's sampling parameters for it or the stage's defaults."""
         pool = self._pools[stage_id]

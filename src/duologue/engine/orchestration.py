@@ -15,6 +15,7 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -192,18 +193,19 @@ class OrchestratorBase:
             "inbox": self._life.waiting,
         }
         for pool in self.stage_pools:
-            sizes[f"stage{pool.stage_id}.bindings"] = pool.binding_count
-            sizes[f"stage{pool.stage_id}.session_keys"] = pool.session_key_count
+            sizes |= {f"stage{pool.stage_id}.{name}": size for name, size in pool.tables().items()}
         return sizes
 
     def health(self) -> tuple[StageHealth, ...]:
         """How each stage is, for ``/health``."""
         return tuple(pool.health() for pool in self.stage_pools)
 
-    @property
-    def held_pieces(self) -> int:
-        """Pieces of paused requests, or behind paced edges, that wait for later stages."""
-        return sum(len(state.held) for state in self.request_states.values())
+    def held(self) -> Mapping[str, int]:
+        """How much of what is bounded requests and stages hold now, by the names of `duologue_held`."""
+        total = Counter(pieces=self._delivery.held_pieces, companions=self._cfg_tracker.running)
+        for pool in self.stage_pools:
+            total.update(pool.held())
+        return total
 
     @property
     def alive(self) -> bool:

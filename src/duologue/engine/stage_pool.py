@@ -10,7 +10,8 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -159,15 +160,16 @@ class StagePool:
         """The clients of live replicas, by replica id, ascending."""
         return {replica_id: self.replicas.by_id[replica_id].client for replica_id in self.live_replica_ids}
 
-    @property
-    def binding_count(self) -> int:
-        """How many requests are bound to replicas."""
-        return len(self._bindings)
+    def tables(self) -> dict[str, int]:
+        """How many requests are bound to replicas, and how many sessions' resident contexts are remembered."""
+        return {"bindings": len(self._bindings), "session_keys": len(self._session_keys)}
 
-    @property
-    def session_key_count(self) -> int:
-        """How many sessions' resident contexts are remembered."""
-        return len(self._session_keys)
+    def held(self) -> Mapping[str, int]:
+        """How much of what is bounded the stage holds now, by the names of `duologue_held`."""
+        total = Counter(session_keys=len(self._session_keys))
+        for client in self.clients().values():
+            total.update(client.held())
+        return total
 
     def replica_of(self, request_id: str) -> int | None:
         """Where a request is bound."""

@@ -200,11 +200,7 @@ def _health(orchestrator: DuplexOrchestrator) -> EngineHealth:
         slots_used=slots.limit - slots.free,
         slots_quarantined=slots.quarantined,
         sessions_waiting=slots.waiting,
-        held={
-            **slots.held,
-            "pieces": orchestrator.held_pieces,
-            "session_keys": sum(pool.session_key_count for pool in orchestrator.stage_pools),
-        },
+        held={**slots.held, **orchestrator.held()},
         acted=slots.acted,
     )
 

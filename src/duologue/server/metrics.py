@@ -22,7 +22,7 @@ _STOP_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.
 
 HELD = (
     *("input_bytes", "turns", "untaken_events", "untaken_bytes", "backlog_ms", "items", "commands"),
-    *("waiting_command_bytes", "pieces", "session_keys"),
+    *("waiting_command_bytes", "pieces", "session_keys", "companions", "outbox_bytes", "sent_ahead"),
 )
 ACTED = (
     *("input", "input_reclaimed", "turns", "output", "backlog", "items", "history_chars", "turn_length", "starvation"),

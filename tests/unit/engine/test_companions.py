@@ -325,6 +325,7 @@ def test_a_parent_has_a_bounded_number_of_companions() -> None:
     tracker = CompanionTracker()
     for number in range(MAX_COMPANIONS):
         tracker.add("p", f"role{number}", f"c{number}")
+        assert tracker.running == number + 1
     with pytest.raises(ValueError, match="the most there may be"):
         tracker.add("p", "more", "c")
     with pytest.raises(ValueError, match="already accompanies 'p'"):

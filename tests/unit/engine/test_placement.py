@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from duologue.config.stage_config import DuplexSessionRuntimeConfig, replica_groups
 from duologue.engine.placement import choose_group, frontend_groups, frontend_limit
+from duologue.engine.replicas import MAX_REPLICAS
 from duologue.engine.requests import OrchestratorRequestState, build_engine_core_request_from_tokens
 from duologue.engine.reservations import Reservations
-from duologue.errors import StageFault
+from duologue.errors import ClientFault, ErrorCode, StageFault
 from duologue.outputs import SamplingParams, StagePrompt
 from duologue.sim.loop import VirtualRuntime, run, virtual
 from tests.unit.engine.rig import Rig, StageSpec, running
@@ -249,6 +250,20 @@ async def test_groups_follow_replicas_that_come_and_go(runtime: VirtualRuntime) 
         ledger.release("anna")
         await pools[0].replicas.remove(0, drain_s=0)
         assert ledger.reserve("carl") is None
+
+
+@virtual
+async def test_a_stage_has_a_bounded_number_of_replicas(runtime: VirtualRuntime) -> None:
+    async with running(Rig(runtime, [StageSpec(replicas=MAX_REPLICAS - 1)])) as rig:
+        replicas = rig.orchestrator.stage_pools[0].replicas
+        await replicas.add()
+        for _ in range(2):
+            with pytest.raises(ClientFault, match=f"has {MAX_REPLICAS} replicas, the most") as refused:
+                await replicas.add()
+            assert (refused.value.code, len(replicas.live_ids())) == (ErrorCode.REQUEST_INVALID, MAX_REPLICAS)
+        await replicas.remove(0, drain_s=0)
+        await replicas.add()
+        assert len(replicas.live_ids()) == MAX_REPLICAS, "one that was taken out leaves its place"
 
 
 @virtual

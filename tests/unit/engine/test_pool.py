@@ -251,7 +251,7 @@ async def test_a_submission_that_fails_leaves_no_binding(runtime: VirtualRuntime
         request = build_engine_core_request_from_tokens("p", StagePrompt(), SamplingParams(), None)
         with pytest.raises(OSError, match="full"):
             await pool.submit_initial("p", state, request)
-        assert (pool.binding_count, state.submitted) == (0, set())
+        assert (pool.tables()["bindings"], state.submitted) == (0, set())
 
 
 def test_a_prompt_longer_than_the_context_is_the_clients_fault() -> None:

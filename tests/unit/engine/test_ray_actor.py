@@ -52,7 +52,7 @@ def test_messages_are_worked_in_the_order_of_their_numbers() -> None:
     made = actor()
     deliver(made, 3, Update(1, piece("r", "echo c")))
     deliver(made, 2, Update(1, piece("r", "echo b", final=False)))
-    assert made.fetch(0.0) == (0, []), "nothing is taken before the first one is there"
+    assert made.fetch(0.0) == (0, [], 0), "nothing is taken before the first one is there"
     deliver(made, 1, Submit(1, piece("r", "echo a", final=False)))
     assert [output.text for output in outputs_of(made, 1)] == ["a", "b", "c"]
 
@@ -61,11 +61,11 @@ def test_the_window_is_told_of_though_nothing_is_put_out() -> None:
     made = actor()
     for sequence in range(1, WINDOW // 2 + 1):
         deliver(made, sequence, Abort((sequence,)))
-    assert made.fetch(LONG_S) == (WINDOW // 2, [])
+    assert made.fetch(LONG_S) == (WINDOW // 2, [], 0)
 
 
 def test_a_fetch_returns_empty_when_its_time_is_over() -> None:
-    assert Outbox().fetch(0.0) == (0, [])
+    assert Outbox().fetch(0.0) == (0, [], 0)
 
 
 def test_a_full_outbox_holds_the_stage_until_it_is_fetched() -> None:
@@ -84,7 +84,8 @@ def test_a_full_outbox_holds_the_stage_until_it_is_fetched() -> None:
     seen = 0
     most = 0
     while seen < 50:
-        _, batch = box.fetch(LONG_S)
+        _, batch, held = box.fetch(LONG_S)
+        assert held >= sum(map(len, batch)) and held < 20_000 + 5_000
         seen += len(batch)
         most = max(most, len(batch))
     thread.join()
@@ -169,7 +170,7 @@ class Cluster:
     """Ray with one actor that takes whatever it is sent, and says of it what the test lets it say."""
 
     def __init__(self) -> None:
-        self.told: asyncio.Queue[tuple[int, list[bytes]]] = asyncio.Queue(1)
+        self.told: asyncio.Queue[tuple[int, list[bytes], int]] = asyncio.Queue(1)
         self.configure = Method(lambda data: self._answer((1, None)))
         self.deliver = Method(lambda sequence, data: self._answer(None))
         self.fetch = Method(lambda within_s: self.told.get())
@@ -200,10 +201,11 @@ def test_a_client_sends_a_window_ahead_of_what_was_taken_and_then_waits(monkeypa
         await client.start(Recorder())
         sent = [asyncio.ensure_future(client.submit(piece(f"r{number}", "x"))) for number in range(WINDOW + 1)]
         for taken, through in ((0, WINDOW - 1), (1, WINDOW - 1), (2, WINDOW + 1)):
-            cluster.told.put_nowait((taken, []))
+            cluster.told.put_nowait((taken, [], 10 + taken))
             for _ in range(10):
                 await asyncio.sleep(0)
             assert sum(task.done() for task in sent) == through
+            assert client.held() == {"sent_ahead": WINDOW + 1 - taken, "outbox_bytes": 10 + taken}
         await client.close()
         await runtime.aclose()
 

@@ -7,7 +7,7 @@ never knows what runs behind it. Outputs are pushed to a sink, so that no reader
 from __future__ import annotations
 
 import abc
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from duologue.config.stage_config import ModelConfig
@@ -144,6 +144,10 @@ class StageClient(abc.ABC):
         """
         del args
         raise ClientFault(ErrorCode.UNSUPPORTED, f"{type(self).__name__} carries no calls such as {method!r}.")
+
+    def held(self) -> Mapping[str, int]:
+        """How much waits on the way to the replica and back, as far as that is bounded, by the names of `duologue_held`."""
+        return {}
 
     @property
     @abc.abstractmethod

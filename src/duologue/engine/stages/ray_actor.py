@@ -85,10 +85,14 @@ class Outbox:
             self._taken = sequence
             self._changed.notify_all()
 
-    def fetch(self, within_s: float) -> tuple[int, list[bytes]]:
-        """The number of the last message taken, and the next outputs: as soon as there are any, else after ``within_s``."""
+    def fetch(self, within_s: float) -> tuple[int, list[bytes], int]:
+        """The number of the last message taken, the next outputs, and how many bytes there were in all.
+
+        As soon as there are outputs, else after ``within_s``.
+        """
         with self._changed:
             self._changed.wait_for(self._worth_telling, timeout=within_s)
+            held = self._bytes
             batch: list[bytes] = []
             size = 0
             while self._items and size < FETCH_BYTES:
@@ -98,7 +102,7 @@ class Outbox:
                 batch.append(data)
             self._reported = self._taken
             self._changed.notify_all()
-            return self._taken, batch
+            return self._taken, batch, held
 
     def close(self) -> None:
         """Nobody waits here any more."""
@@ -144,7 +148,7 @@ class StageActor:
             self._take(message)
             self._outbox.note_taken(self._taken)
 
-    def fetch(self, within_s: float) -> tuple[int, list[bytes]]:
+    def fetch(self, within_s: float) -> tuple[int, list[bytes], int]:
         """As :meth:`Outbox.fetch`."""
         return self._outbox.fetch(within_s)
 

@@ -16,7 +16,7 @@ import importlib
 import os
 import re
 import threading
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -95,6 +95,7 @@ class RayClient(StageClient):
         self._exchange = Exchange("Actor", spec.name, write=self._write, up=lambda: self.healthy)
         self._sent = 0
         self._taken = 0
+        self._outbox_bytes = 0
         self._room = asyncio.Event()
         self._room.set()
         self._pid: int | None = None
@@ -111,6 +112,9 @@ class RayClient(StageClient):
     def pid(self) -> int | None:
         """The actor's process id on its node, once it is ready."""
         return self._pid
+
+    def held(self) -> Mapping[str, int]:
+        return {"outbox_bytes": self._outbox_bytes, "sent_ahead": self._sent - self._taken}
 
     async def start(self, sink: StageSink) -> None:
         """Start the actor and wait until its stage is loaded.
@@ -224,7 +228,7 @@ class RayClient(StageClient):
         while self._up:
             try:
                 async with asyncio.timeout(spec.heartbeat_timeout_s):
-                    taken, batch = await self._fetch(within_s)
+                    taken, batch, self._outbox_bytes = await self._fetch(within_s)
             except TimeoutError:
                 self._lost(f"has not answered for {spec.heartbeat_timeout_s:g} s and was killed")
                 return
