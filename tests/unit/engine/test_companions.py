@@ -301,6 +301,7 @@ async def test_companions_that_make_no_sense_are_refused_by_name(runtime: Virtua
     async with running(Rig(runtime, [StageSpec(predict(1.0)), GuideSpec()])) as rig:
         rig.add("r", "x", companion_roles=("uncond",))
         accompany(rig, "c", "r")
+        assert rig.orchestrator.held() == {"pieces": 0, "companions": 1, "session_keys": 0}
         accompany(rig, "again", "r")
         accompany(rig, "grandchild", "c")
         rig.add("alone", "x", final_stage_id=0)

@@ -11,6 +11,7 @@ import pytest
 from duologue.config.session import SessionPatch
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
 from duologue.engine.duplex.commands import (
+    AppendAudio,
     CancelResponse,
     CloseSession,
     CommitAudio,
@@ -33,6 +34,7 @@ from duologue.engine.duplex.messages import (
     OpenSession,
     SessionCommand,
 )
+from duologue.engine.duplex.session.control import SLICE_BYTES
 from duologue.engine.messages import Shutdown
 from duologue.errors import ErrorCode
 from duologue.models.scripted import (
@@ -134,6 +136,7 @@ def test_what_waits_when_the_session_closes_is_answered_once_behind_the_response
             client.send(UpdateSession(patch=SessionPatch(instructions="new"), event_id="update"))
             client.send(CommitAudio(event_id="commit"))
             client.append(tone(200, rate_hz=RATE_HZ))
+            client.send(AppendAudio(audio=tone(200, rate_hz=RATE_HZ), event_id="append"))
             client.send(CreateResponse(event_id="create"))
             client.send(CreateResponse())
             if by == "client":
@@ -143,13 +146,32 @@ def test_what_waits_when_the_session_closes_is_answered_once_behind_the_response
             await client.until(SessionClosed)
             await asyncio.sleep(1.0)
             named = [(error.code, error.event_id) for error in client.of(ErrorRaised) if error.event_id is not None]
-            assert named == [(ErrorCode.SESSION_CLOSED, event_id) for event_id in ("update", "commit", "create")]
+            assert named == [
+                (ErrorCode.SESSION_CLOSED, event_id) for event_id in ("update", "commit", "append", "create")
+            ]
             kinds = client.kinds
             assert kinds.index("ResponseDone") < kinds.index("ErrorRaised")
             assert kinds[-1] == "SessionClosed" and kinds.count("SessionClosed") == 1
             assert world.everything() == {}
 
     run(main)
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+@virtual
+async def test_of_a_long_append_the_rest_is_no_append_of_its_own_when_the_session_closes(
+    runtime: VirtualRuntime, slices: int
+) -> None:
+    """It was accepted as one; what waits behind it was not, and is told so if it has a name."""
+    async with engine(runtime, ephemeral_pipeline(runtime, LONG)) as world:
+        client = world.open(config=MANUAL)
+        client.send(AppendAudio(audio=bytes(slices * SLICE_BYTES), event_id="long"))
+        client.send(AppendAudio(audio=bytes(3 * SLICE_BYTES), event_id="next"))
+        client.send(AppendAudio(audio=bytes(100)))
+        client.send(CloseSession())
+        await client.until(SessionClosed)
+        refused = [error.event_id for error in client.of(ErrorRaised)]
+        assert refused == (["next"] if slices > 1 else [])
 
 
 @virtual

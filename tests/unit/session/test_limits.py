@@ -59,7 +59,8 @@ async def test_what_is_held_is_added_up_and_what_has_acted_outlives_the_session(
             client.append(bytes(12_000))
         health = manager.health()
         assert health.held["input_bytes"] == 24_000 and health.acted["input"] == 2
-        assert set(health.held) | {"pieces", "session_keys"} == set(HELD) and set(health.acted) <= set(ACTED)
+        by_stages = {"pieces", "session_keys", "companions", "outbox_bytes", "sent_ahead"}
+        assert set(health.held) | by_stages == set(HELD) and set(health.acted) <= set(ACTED)
         world.close(one)
         assert manager.health().held["input_bytes"] == 12_000 and manager.health().acted["input"] == 2
         two.send(CommitAudio())

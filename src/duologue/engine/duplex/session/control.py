@@ -91,6 +91,7 @@ class SessionControl:
         self._decoder = DualDecoder(self._format, self._model_rate_hz)
         self._waiting: deque[DuplexCommand] = deque()
         self._waiting_bytes = 0
+        self._rest = 0  # how many at the head are the rest of one append, which was accepted
         self._max_waiting_bytes = max_waiting_bytes
         self._refusing = False
         self._scheduled = False
@@ -163,6 +164,7 @@ class SessionControl:
         self._decoder.reset()
         kept = [command for command in self._waiting if not isinstance(command, AppendAudio | CommitAudio)]
         self._waiting = deque(kept)
+        self._rest = 0
         self._waiting_bytes = sum(map(_weight, kept))
 
     def _append(self, command: AppendAudio) -> None:
@@ -186,6 +188,7 @@ class SessionControl:
             for piece in pieces[1:]
         ]
         self._waiting.extendleft(reversed(later))
+        self._rest = len(later)
         self._waiting_bytes += sum(map(_weight, later))
         self._schedule()
 
@@ -206,6 +209,7 @@ class SessionControl:
                 self.held = True
                 return
             command = self._waiting.popleft()
+            self._rest = max(0, self._rest - 1)
             self._waiting_bytes -= _weight(command)
             self._take(command)
             if isinstance(command, AppendAudio):
@@ -345,8 +349,12 @@ class SessionControl:
     def stop_input(self) -> tuple[DuplexCommand, ...]:
         """The session is closing: what still waits is not wanted. Returns whatever of it has to be answered."""
         self.held = False
-        unanswered = tuple(command for command in self._waiting if not isinstance(command, AppendAudio))
+        waiting = list(self._waiting)[self._rest :]
+        unanswered = tuple(
+            command for command in waiting if command.event_id is not None or not isinstance(command, AppendAudio)
+        )
         self._waiting.clear()
+        self._rest = 0
         self._waiting_bytes = 0
         return unanswered
 
