@@ -163,7 +163,7 @@ class Misfortunes:
         )
 
     def _replica_faults(self, plan: Plan) -> tuple[ReplicaFault, ...]:
-        return (*self._single_faults(plan), *self._stubborn(plan))
+        return (*self._single_faults(plan), *self._stubborn(plan), *self._refusals(plan))
 
     def _stubborn(self, plan: Plan) -> tuple[ReplicaFault, ...]:
         """A stage that cannot be told to stop, from some point on: what it holds is in quarantine until it can."""
@@ -182,6 +182,18 @@ class Misfortunes:
             times=dice.choice((2, 5, 30)),
         )
         return tuple(msgspec.structs.replace(fault, stage=stage) for stage in range(stages))
+
+    def _refusals(self, plan: Plan) -> tuple[ReplicaFault, ...]:
+        """A resident model does not take a piece of its input, while more is on its way."""
+        dice = random.Random(f"{plan.seed}:refusals")
+        if "replicas" not in self._on or dice.random() < 0.4:
+            return ()
+        ways: tuple[Mishap, ...] = ("refuse", "refuse", "misfit", "raise")
+        return tuple(
+            ReplicaFault(deployment=index, operation="update", nth=dice.choice((2, 3, 5, 8, 13)), how=dice.choice(ways))
+            for index, deployment in enumerate(plan.deployments)
+            if deployment.family == "resident"
+        )
 
     def _single_faults(self, plan: Plan) -> tuple[ReplicaFault, ...]:
         if "replicas" not in self._on:
@@ -212,7 +224,7 @@ class Misfortunes:
         for _ in range(dice.choice((1, 1, 2, 4))):
             deployment = dice.randrange(len(plan.deployments))
             stage = dice.randrange(3) if plan.deployments[deployment].family == "ephemeral" else 0
-            at_ms = dice.choice((200, 900, 1_400, 2_200, 4_000))
+            at_ms = dice.choice((200, 900, 1_400, 1_800, 2_200, 3_000, 4_000))
             found.append(Death(deployment=deployment, stage=stage, replica=dice.randrange(3), at_ms=at_ms))
         return tuple(found)
 

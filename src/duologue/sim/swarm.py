@@ -75,7 +75,7 @@ FEATURES: Final[Mapping[str, float]] = {
     "work": 0.2,
     "hooks": 0.15,
     "replicas": 0.2,
-    "deaths": 0.12,
+    "deaths": 0.16,
     "detector": 0.12,
     "leaps": 0.08,
     "strikes": 0.1,
@@ -93,11 +93,11 @@ FEATURES: Final[Mapping[str, float]] = {
     "queue": 0.25,
     "stuck": 0.04,
     "eager": 0.12,
-    "images": 0.12,
+    "images": 0.15,
     "compaction": 0.2,
     "full": 0.08,
     "lag": 0.15,
-    "uneven": 0.12,
+    "uneven": 0.16,
     "stubborn": 0.08,
     "hasty": 0.1,
 }
@@ -164,7 +164,7 @@ class Swarm:
         family: Family = "resident" if ("resident" in on) != (index == 1) else "ephemeral"
         slow = "slow_stages" in on
         weak = "weak_model" in on
-        tools = "tools" in on
+        tools = "tools" in on or (family == "resident" and self.dice(f"calls:{index}").random() < 0.25)
         plain = Deployment(
             family=family,
             replicas=dice.choice((1, 1, 2, 3)),
@@ -174,7 +174,7 @@ class Swarm:
             transcribes=not (weak and dice.random() < 0.5),
             client_commit=family == "resident" and dice.random() < 0.4,
             unit_ms=dice.choice((80, 80, 200, 1000, 0)) if family == "resident" else 80,
-            silence_units=dice.choice((64, 64, 8, 2)),
+            silence_units=dice.choice((64, 8, 8, 2)),
             think_ms=dice.choice(((100, 900), (0, 3000))) if slow else dice.choice(((10, 60), (0, 0), (0, 20))),
             sentences=dice.choice(((1, 1), (1, 3), (2, 5))),
             sentence_ms=dice.choice(((1, 100), (120, 900), (400, 2500))),
@@ -198,8 +198,16 @@ class Swarm:
         if "uneven" in on and family == "ephemeral":
             given |= {"think_ms": (0, 10), "answer_ms": dice.choice(((100, 500), (300, 1_200)))}
             given |= {"sentences": (3, 6), "sentence_ms": (400, 2_000)}
-        if family == "resident" and on & {"compaction", "full"}:
-            given |= {"context_units": dice.choice((24, 24, 40, 80)), "compacts": "compaction" in on}
+        if family == "resident" and (on & {"compaction", "full"} or self.dice(f"fills:{index}").random() < 0.2):
+            given |= {
+                "context_units": dice.choice((24, 24, 40, 80)),
+                "compacts": "compaction" in on or "full" not in on,
+            }
+        talk = self.dice(f"acknowledged:{index}")
+        if family == "ephemeral" and "acknowledges" in on and talk.random() < 0.5:
+            # Its words are known while it lasts, and the answer lasts longer.
+            given |= {"streams_input": True, "barge_in": True, "transcribes": True}
+            given |= {"sentences": (1, 3), "sentence_ms": talk.choice(((700, 2_000), (900, 2_500)))}
         return given
 
     def _rare(self, index: int) -> dict[str, int | float | str | None]:
@@ -293,13 +301,13 @@ class Swarm:
             dialect="ga" if ga else "duplex",
             arrives_ms=0 if index == 0 else dice.choice((0, 0, 300, 2_000)),
             choices=self._choices(dice, deployments[home], index, ga=ga),
-            link=self._link(dice),
+            link=self._link(dice, self.dice(f"way:{name}")),
             acks=dice.choice(styles) if "ack_styles" in on else "prompt",
             event_acks=dice.random() < 0.8,
             ack_events=self.dice(f"journal:{name}").choice((16, 16, 5, 1)) if "loss" in on else 16,
             truncates="stock" in on and dice.random() < 0.7,
             eager="eager" in on and self.dice(f"eager:{name}").random() < 0.7,
-            voice=self._voice(self.dice(f"voice:{name}"), deployments[home]),
+            voice=(*self._voice(self.dice(f"voice:{name}"), deployments[home]), *self._acknowledged(name)),
             hands=(*self._hands(self.dice(f"hands:{name}")), *self._again(self.dice(f"again:{name}"))),
             leave="close" if leave == "stay" and library else leave,
         )
@@ -339,11 +347,14 @@ class Swarm:
             given["tools"] = self.dice(f"tools:{index}").choice(get_args(ToolStyle))
         return Choices(**given)
 
-    def _link(self, dice: random.Random) -> Link:
+    def _link(self, dice: random.Random, way: random.Random) -> Link:
         on = self.on
         slow = "slow_link" in on
+        delay_ms = dice.choice((20, 80, 400)) if slow else dice.choice((0, 0, 1))
+        if "loss" in on and not slow and way.random() < 0.4:
+            delay_ms = way.choice((5, 20, 80))  # so that something is on its way when the connection is lost
         return Link(
-            delay_ms=dice.choice((20, 80, 400)) if slow else dice.choice((0, 0, 1)),
+            delay_ms=delay_ms,
             jitter_ms=dice.choice((0, 5, 200)) if slow else 0,
             window_bytes=dice.choice((500, 4_000)) if "small_window" in on else 32_768,
             read_bytes_per_s=dice.choice((0, 20_000, 200_000)) if "small_window" in on else 0,
@@ -368,6 +379,16 @@ class Swarm:
             elif roll < 0.85:
                 steps.append(Rest(ms=dice.choice((100, 1_500, 4_000))))
         return tuple(steps)
+
+    def _acknowledged(self, name: str) -> tuple[Step, ...]:
+        """A question, and something in the middle of its answer that is not to stop it."""
+        dice = self.dice(f"acknowledged:{name}")
+        if "acknowledges" not in self.on or dice.random() < 0.65:
+            return ()
+        answer = Until(moment="audio", limit_ms=3_000)
+        rest = Rest(ms=dice.choice((10, 200, 400)))
+        said = Say(loud_ms=dice.choice((200, 300, 400)), quiet_ms=900, voice="ack")
+        return (Say(loud_ms=600, quiet_ms=700), answer, rest, said, Until(moment="done", limit_ms=3_000))
 
     def _say(self, dice: random.Random) -> Say:
         on = self.on

@@ -15,15 +15,19 @@ from duologue.engine.duplex.commands import (
     AppendText,
     BargeIn,
     CancelInput,
+    CancelResponse,
     ClearAudio,
+    ClearOutput,
     CloseSession,
     CommitAudio,
     CreateItem,
+    CreateResponse,
     DuplexCommand,
     Heartbeat,
     RetrieveItem,
     SignalTurn,
     TruncateItem,
+    UpdateSession,
 )
 from duologue.engine.duplex.events import ErrorRaised, InputCommitted, OverlapDecided, SessionCreated, SessionUpdated
 from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, by_request, planned_for
@@ -39,7 +43,11 @@ _ENDS_INPUT = (CommitAudio, ClearAudio, BargeIn, CancelInput, CloseSession)
 _LEAVES_INPUT = (
     AppendAudio,
     AckPlayback,
+    CancelResponse,
+    ClearOutput,
     CloseSession,
+    CreateResponse,
+    UpdateSession,
     CreateItem,
     RetrieveItem,
     TruncateItem,
@@ -176,7 +184,7 @@ def _resident(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Vi
     in one piece with the turn after it where the model takes no units.
     """
     position, epoch, started = 0, 0, -1
-    refused = _refused(session)
+    refused, touched_at = _refused(session), _touched_at(session)
     for planned in planned_for(session.site.seen.planned, session.session_id):
         if planned.silence or not planned.audio:
             continue
@@ -191,7 +199,7 @@ def _resident(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Vi
             return
         lost = len(stream[position:found].strip(b"\0"))  # digital silence may have been taken for padding
         position = found + size
-        if planned.fence.epoch == started and lost and _untouched(session):
+        if planned.fence.epoch == started and lost and planned.at < touched_at:
             text = f"{lost} bytes before byte {found} were never fed, though what follows them was"
             yield Violation("B10", f"{name}: {text}")
             return
@@ -206,15 +214,15 @@ def _refused(session: SessionEvidence) -> tuple[bytes, ...]:
     return tuple(entry.audio for entry in rest if entry.audio)
 
 
-def _untouched(session: SessionEvidence) -> bool:
-    """Whether a simulated speaker's samples, each of which occurs once, were left alone by all commands.
+def _touched_at(session: SessionEvidence) -> float:
+    """Until when a simulated speaker's samples, each of which occurs once, were left alone by all commands.
 
     A model that hears whole turns is fed nothing of what lies between them; one that ends turns by itself refuses commits.
     """
     if session.person is None or session.site.plan.client_commit:
-        return False
+        return float("-inf")
     commands = session.site.seen.commands.get(session.session_id, ())
-    return all(isinstance(command, _LEAVES_INPUT) for _, command in commands)
+    return next((at for at, command in commands if not isinstance(command, _LEAVES_INPUT)), float("inf"))
 
 
 def place(unit: bytes, stream: bytes, position: int) -> tuple[int, int]:
