@@ -39,6 +39,7 @@ from duologue.engine.orchestrator import (
     build_engine_core_request_from_tokens,
 )
 from duologue.engine.reservations import Reservations
+from duologue.engine.stage_pool import StagePool
 from duologue.errors import ErrorCode, StageFault
 from duologue.log import init_logger
 from duologue.metrics.stats import StageRequestStats
@@ -324,7 +325,11 @@ class DuplexOrchestrator(Orchestrator, DuplexStagePort):
         self.session_manager.register_request(context.request_id, context.session_id)
 
     async def submit(self, submission: DuplexStageSubmission) -> DuplexStageSubmissionResult:
-        """Submit one piece. ``RuntimeError`` if the request is not registered, or was dropped while this waited."""
+        """Submit one piece.
+
+        ``RuntimeError`` if the request is not registered, or was dropped while this waited; ``StageFault`` (``stale_fence``)
+        if the stage ended it before it had this piece, and the session has heard of that.
+        """
         context = submission.context
         request_id, stage_id = context.request_id, context.stage_id
         request_state = self.request_states.get(request_id)
@@ -347,6 +352,8 @@ class DuplexOrchestrator(Orchestrator, DuplexStagePort):
             replica_id = await pool.submit_initial(request_id, request_state, request, prompt_text=None)
         if self.request_states.get(request_id) is not request_state:
             raise RuntimeError(f"duplex request {request_id} was dropped while it was being submitted")
+        if submission.already_submitted:
+            self._check_taken(pool, request_id)
         if (
             self.async_chunk
             and stage_id == 0
@@ -357,6 +364,11 @@ class DuplexOrchestrator(Orchestrator, DuplexStagePort):
         request_state.stage_fences[stage_id] = context.fence
         self._note_submitted(stage_id, request_state)
         return DuplexStageSubmissionResult(request_id=request_id, stage_id=stage_id, replica_id=replica_id)
+
+    def _check_taken(self, pool: StagePool, request_id: str) -> None:
+        """Asked in the instant in which the replica has been given a piece: one that holds the request then has taken it."""
+        if pool.replica_of(request_id) is None and self.session_manager.runner_for_request_id(request_id) is None:
+            raise StageFault(ErrorCode.STALE_FENCE, "The model ended its request before it had this input.")
 
     async def cleanup(self, request_ids: list[str], *, abort: bool = False) -> None:
         """Forget requests; their owners stay."""

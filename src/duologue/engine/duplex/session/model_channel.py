@@ -7,6 +7,8 @@ Rules kept here:
 * a request that is stopped while its submission is in flight is stopped again once that submission has ended: an abort
   always reaches the stage;
 * a request that could not be stopped or forgotten is kept until it could: nothing is lost, the reaper retries;
+* a request that ended by itself while a piece of it was on its way is forgotten once that piece has arrived, or has not:
+  what is said of the piece must be true, since one that was not taken is given to the next request;
 * an id stops being the session's before it is stopped, so that late output of it reaches nobody;
 * whatever was begun at a stage and never dropped is dropped with the session, whether the session remembers it or not.
 """
@@ -263,6 +265,7 @@ class ModelChannel:
         waiting.rest.close()
         if waiting.timer is not None:
             waiting.timer.cancel()
+        ended = effect.request_id in self._unclean and not waiting.stopped
         cancelled = waiting.task is not None and waiting.task.cancelled()
         if waiting.stopped or cancelled:
             # The stage may have taken it after it was told to stop.
@@ -273,6 +276,8 @@ class ModelChannel:
             self._refuse_with(effect, waiting.error)
         else:
             self._accept(effect, waiting.request, waiting.submitted_at)
+        if ended:
+            self.retry()
         self._report_if_clean()
 
     def _why_cancelled(self, waiting: _Submission) -> tuple[ErrorCode, str]:
@@ -313,7 +318,7 @@ class ModelChannel:
         self._drop(request_ids, abort=True)
 
     def release(self, request_ids: Iterable[str]) -> None:
-        """Forget requests that ended by themselves."""
+        """Forget requests that ended by themselves, each once nothing is on its way to it."""
         self._drop(request_ids, abort=False)
 
     def set_paused(self, request_id: str, paused: bool) -> None:
@@ -328,6 +333,8 @@ class ModelChannel:
         self._closing = True
         for request_id in dict.fromkeys([*request_ids, *self._begun]):
             self._mark(request_id, abort=True)
+        if self._awaited is not None:
+            self._mark(self._awaited, abort=True)
         if not external:
             self.retry()
 
@@ -353,8 +360,16 @@ class ModelChannel:
         self._begun.pop(request_id, None)
         self._unclean[request_id] = abort or self._unclean.get(request_id, False)
         waiting = self._in_flight
-        if waiting is not None and waiting.effect.request_id == request_id and not waiting.stopped:
+        if abort and waiting is not None and waiting.effect.request_id == request_id and not waiting.stopped:
             waiting.stop()
+
+    @property
+    def _awaited(self) -> str | None:
+        """The request that ended by itself while a submission for it is in flight, which goes on to its answer."""
+        waiting = self._in_flight
+        if waiting is None or waiting.stopped or waiting.effect.request_id not in self._unclean:
+            return None
+        return waiting.effect.request_id
 
     @property
     def closing(self) -> bool:
@@ -378,7 +393,7 @@ class ModelChannel:
         if self._cleaning:
             self._again = True
             return
-        if not self._unclean:
+        if not self._unclean or [*self._unclean] == [self._awaited]:
             self._report_if_clean()
             return
         self._cleaning = True
@@ -398,7 +413,9 @@ class ModelChannel:
 
     async def _clean(self) -> None:
         failed: set[str] = set()
-        while pending := {key: abort for key, abort in self._unclean.items() if key not in failed}:
+        while pending := {
+            key: abort for key, abort in self._unclean.items() if key not in failed and key != self._awaited
+        }:
             for abort in (True, False):
                 ids = [key for key, wanted in pending.items() if wanted is abort]
                 if not ids:
