@@ -73,6 +73,18 @@ async def test_a_close_withdraws_what_is_on_its_way(runtime: VirtualRuntime) -> 
     assert (there.runner.model.unclean, there.runner.model.idle, len(there.runner.tasks)) == ((), True, 0)
 
 
+@virtual
+async def test_a_broken_session_withdraws_what_is_on_its_way_too(runtime: VirtualRuntime) -> None:
+    """It does not name a request that ended."""
+    there, request_id = two_pieces(runtime, taken=True, ends_in_s=0.1)
+    await asyncio.sleep(0.2)
+    there.runner.ending.break_off(RuntimeError("broken"))
+    there.runner.begin_close("closed", "internal_error", emit_terminal=False)
+    await asyncio.sleep(0.01)
+    assert ((request_id,), True) in there.port.cleaned
+    assert there.manager.steps[-2:] == ["slot free", "ended"]
+
+
 @pytest.mark.parametrize("heard", [True, False])
 def test_a_piece_for_a_request_that_its_stage_had_ended_is_not_taken(heard: bool) -> None:
     """Unless the session goes on with the request at a later stage: then it has lost nothing."""
