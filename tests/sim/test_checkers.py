@@ -253,6 +253,22 @@ def test_what_is_lost_without_a_word_or_in_two_stretches_is_noticed(places: tupl
     assert broken(world) == ["B9"]
 
 
+@pytest.mark.parametrize(("early", "fine"), [(300, True), (500, True), (600, False), (2_000, False)])
+def test_a_turn_begins_in_a_frame_that_is_mostly_silence_or_where_speech_does(early: int, fine: bool) -> None:
+    """What ends in mid-frame ended before that frame, to the detector: its last samples may belong to the next turn."""
+    world = lived()
+    fed = seen(world).input
+    first, second = (at for at, piece in enumerate(fed) if piece.stage == 0)
+    before, after = fed[first].prompt, fed[second].prompt
+    spoken = max(at for at in range(0, len(before.audio), 2) if before.audio[at + 1] not in (0, 255)) + 2
+    stream = b"".join(entry.audio for entry in _talk(world).read)
+    begins, ends = stream.find(before.audio) + spoken - 2 * early, stream.find(after.audio) + len(after.audio)
+    whole = msgspec.structs.replace(after, audio=stream[begins:ends])
+    fed[second] = msgspec.structs.replace(fed[second], prompt=whole)
+    said = [found.text for found in judge(evidence_of(world)) if found.rule == "B9"]
+    assert any("into speech" in text for text in said) is not fine, said
+
+
 # What a client may ask for
 
 HASTY = plan(

@@ -1,7 +1,7 @@
 """Feeding: what the model was fed is what the client sent, minus what a rule discarded (B9, B10).
 
 Samples are compared one by one where the client's format is the model's. A boundary of what was fed may lie anywhere in
-silence, but in the middle of speech only where a command or a limit put it.
+silence, to a frame of the detector, but in the middle of speech only where a command or a limit put it.
 """
 
 from __future__ import annotations
@@ -61,6 +61,9 @@ _PADDING = b"\0" * 8
 _HEAD_BYTES = 64
 _SHORT_BYTES = 64  # as much stands somewhere by accident
 _LONG_SAMPLES = 16 * 250  # a stretch of speech that no detector overlooks
+_FRAME_SAMPLES = (
+    512  # the detector hears frames: the last of a stretch may be silence for the most part, and counts as that
+)
 
 
 def check(evidence: Evidence) -> Iterator[Violation]:
@@ -301,7 +304,7 @@ def _speech(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Viol
     spans.sort()
     for start, _ in spans:
         for low, high in runs:
-            if low < start < high:
+            if low < start < high - _FRAME_SAMPLES:
                 yield Violation("B9", f"{name}: what was fed begins {start - low} samples into speech")
     dropped = sum(isinstance(event, OverlapDecided) and event.action == "drop" for event in session.events)
     last = spans[-1][1] if spans else 0
