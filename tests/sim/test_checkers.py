@@ -12,7 +12,7 @@ import pytest
 
 from duologue.config.session import SessionPatch
 from duologue.engine.duplex import events
-from duologue.engine.duplex.commands import CreateResponse, DuplexCommand, UpdateSession
+from duologue.engine.duplex.commands import CreateResponse, DuplexCommand, Heartbeat, UpdateSession
 from duologue.engine.duplex.messages import OutputInvalidated
 from duologue.outputs import RequestOutput
 from duologue.server.transport import SocketLostError
@@ -26,6 +26,7 @@ from duologue.sim.observation import Observations
 from duologue.sim.outcome import evidence_of, live
 from duologue.sim.plan import (
     Choices,
+    Death,
     Deployment,
     Link,
     Lose,
@@ -45,7 +46,7 @@ from duologue.sim.trace import Trace
 from duologue.sim.world import World
 from duologue.wire import server_events as wire
 from duologue.wire.objects import ErrorBody
-from tests.sim.scenes import CALM, RESIDENT, RESUMED, TALK, find, plan, seen, told
+from tests.sim.scenes import CALM, PATIENT, RESIDENT, RESUMED, TALK, find, plan, seen, told
 
 
 def lived(scene: Plan = TALK) -> World:
@@ -352,3 +353,60 @@ def test_who_takes_over_is_sent_back_only_if_it_acknowledged_more_than_it_asked_
     talk.acks[:] = [(entry.at, attempt.asked + acked)]
     texts = [found.text for found in judge(evidence_of(world))]
     assert any("sent back although nothing was lost" in text for text in texts) is not acked
+
+
+# What comes next
+
+
+def _mutated(name: str, scene: Plan) -> list[str]:
+    with applied(next(mutation for mutation in MUTATIONS if mutation.name == name)):
+        return broken(lived(scene))
+
+
+def _forget_the_next_answer(world: World) -> int:
+    """Nothing is left of the answer to the turn that waited; returns where the answer before it ended."""
+    entries, second = told(world), find(world, events.ResponseCreated, 1)
+    created = entries[second].event
+    assert isinstance(created, events.ResponseCreated)
+    entries[:] = [entry for entry in entries if getattr(entry.event, "response_id", None) != created.response_id]
+    return find(world, events.ResponseDone)
+
+
+@pytest.mark.parametrize(
+    ("status", "deleted", "bites"),
+    [("completed", False, True), ("incomplete", False, True), ("cancelled", False, False), ("completed", True, False)],
+)
+def test_a_turn_that_waited_is_answered_next_unless_it_is_wanted_no_more(
+    status: events.ResponseStatus, deleted: bool, bites: bool
+) -> None:
+    world = lived(PATIENT)
+    entries, done = told(world), _forget_the_next_answer(world)
+    entry = entries[done]
+    entries[done] = msgspec.structs.replace(entry, event=msgspec.structs.replace(entry.event, status=status))
+    if deleted:
+        committed = next(e for e in entries if isinstance(e.event, events.InputCommitted) and e.event.deferred)
+        assert isinstance(committed.event, events.InputCommitted)
+        gone = events.ItemDeleted(item_id=committed.event.item.item_id)
+        entries.insert(done, msgspec.structs.replace(entries[done], event=gone))
+    assert ("L3" in broken(world)) is bites
+
+
+def test_a_forgotten_answer_is_noticed() -> None:
+    assert "L3" in _mutated("wanted answer forgotten", PATIENT)
+
+
+LOST = msgspec.structs.replace(plan(Say(), Until(moment="done"), Rest(ms=5_000)), deaths=(Death(stage=2, at_ms=1_500),))
+
+
+def test_a_session_that_nobody_places_again_is_noticed() -> None:
+    assert broken(lived(LOST)) == []
+    assert _mutated("nobody looks for another replica", LOST) == ["D9"]
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_what_was_asked_at_the_moment_of_a_loss_may_have_come_first(busy: bool) -> None:
+    world = lived(LOST)
+    del told(world)[find(world, events.SessionRecovered)]
+    if busy:
+        next(iter(seen(world).commands.values())).append((seen(world).deaths[0][0], Heartbeat()))
+    assert ("D9" in broken(world)) is not busy

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from duologue.engine.duplex.events import (
+    ErrorRaised,
     ResponseAudio,
     ResponseCreated,
     ResponseDone,
     ResponseText,
+    SessionEvent,
     SessionRecovered,
 )
 from duologue.errors import ErrorCode
-from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation
+from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, session_of
+
+_FIRST_RESTART_S: Final = 0.5
+_LATE_S: Final = 1.0
 
 
 def check(evidence: Evidence) -> Iterator[Violation]:
     """Every session of every site."""
+    plan = evidence.plan
+    calm = not (plan.replica_faults or plan.strikes or plan.shutdowns or plan.leaps or plan.operations)
     for session in evidence.sessions():
         yield from _recovered(session)
         yield from _said_once(session)
+        if calm and session.person is not None and not (session.site.by_groups or session.site.plan.load_ms):
+            yield from _placed_anew(session)
 
 
 def _recovered(session: SessionEvidence) -> Iterator[Violation]:
@@ -40,6 +50,30 @@ def _recovered(session: SessionEvidence) -> Iterator[Violation]:
                     )
             case _:
                 pass
+
+
+def _placed_anew(session: SessionEvidence) -> Iterator[Violation]:
+    """A session that lost its replica is placed again as soon as another one can have started, unless it ends before.
+
+    The start of a replica is put off for twice as long each time that one dies. What a session is told or asks for at the
+    very moment of a death may have come first, and its request be none any more.
+    """
+    seen = session.site.seen
+    first, last = session.told[0].at, session.told[-1].at
+    meanwhile = {at for at, _ in seen.commands.get(session.session_id, ())}
+    meanwhile |= {told.at for told in session.told if not _of_a_loss(told.event)}
+    held = (at for at, ids in seen.deaths if any(session_of(name) == session.session_id for name in ids))
+    lost_at = next((at for at in held if first < at < last and at not in meanwhile), None)
+    if lost_at is None or any(isinstance(told.event, SessionRecovered) and told.at >= lost_at for told in session.told):
+        return
+    deaths = [at for at, _ in seen.deaths]
+    by = max(deaths) + _FIRST_RESTART_S * 2 ** len(deaths) + _LATE_S
+    if last > by:
+        yield Violation("D9", f"{session.session_id}: lost its replica at {lost_at:.3f} s and has none at {by:.3f} s")
+
+
+def _of_a_loss(event: SessionEvent) -> bool:
+    return isinstance(event, SessionRecovered | ResponseDone | ErrorRaised)
 
 
 def _said_once(session: SessionEvidence) -> Iterator[Violation]:

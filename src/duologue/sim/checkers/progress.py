@@ -1,4 +1,4 @@
-"""What has begun goes on, and what failed stops: answers, stages behind a failure, and sessions behind a death (L2, S2, D10).
+"""What has begun goes on, and what failed stops: answers, stages behind a failure, sessions behind a death (L2, L3, S2, D10).
 
 Rules kept here: an answer is judged where nothing but the model decides how fast it comes; what a death may cost is what the
 replica held, by the word of that replica.
@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from duologue.engine.duplex.events import (
+    InputCommitted,
+    ItemDeleted,
     ResponseAudio,
     ResponseCreated,
     ResponseDone,
@@ -34,6 +36,8 @@ def check(evidence: Evidence) -> Iterator[Violation]:
     for session in evidence.sessions():
         if calm and session.undisturbed and session.person is not None and _steady(session.person):
             yield from _goes_on(session)
+        if session.person is not None and session.site.plan.family == "ephemeral":  # others may decide to say nothing
+            yield from _comes_next(session)
         if not (plan.strikes or plan.shutdowns or plan.leaps):
             yield from _deaths(session)
     stoppable = not any(fault.operation == "abort" for fault in plan.replica_faults)
@@ -63,6 +67,36 @@ def _goes_on(session: SessionEvidence) -> Iterator[Violation]:
             if told.at - before.at > STALL_S + playing:
                 text = f"nothing of {event.response_id} for {told.at - before.at:.1f} s, then it was {event.status}"
                 yield Violation("L2", f"{session.session_id}: {text}")
+
+
+def _comes_next(session: SessionEvidence) -> Iterator[Violation]:
+    """L3: a turn that waits for the response in progress is answered at the moment at which that is over.
+
+    Not if it was cancelled or failed, or the turn deleted: then the answer may be wanted no more.
+    """
+    waiting: set[str] = set()
+    beside: set[str] = set()
+    due: Told | None = None
+    for told in session.told:
+        if due is not None and told.at > due.at + STOP_S:
+            break
+        match told.event:
+            case InputCommitted(deferred=True):
+                waiting.add(told.event.item.item_id)
+            case ItemDeleted():
+                waiting.discard(told.event.item_id)
+            case ResponseCreated(out_of_band=True):
+                beside.add(told.event.response_id)
+            case ResponseCreated():
+                due = None
+            case ResponseDone() if told.event.response_id not in beside:
+                over = told.event.status in ("completed", "incomplete")
+                due = told if over and waiting else None
+                waiting.clear()
+            case _:
+                pass
+    if due is not None and session.told[-1].at > due.at + STOP_S:
+        yield Violation("L3", f"{session.session_id}: nothing was answered at {due.at:.3f} s, though a turn waited")
 
 
 def _failures(site: SiteEvidence) -> Iterator[Violation]:
