@@ -37,6 +37,7 @@ RULES: Final[dict[str, tuple[str, ...]]] = {
         "test_behaviour_08_tail_what_a_cancel_withdraws",
         "test_behaviour_08_tail_a_closing_session",
         "test_behaviour_08_tail_cleared_input",
+        "test_behaviour_08_tail_cleared_units",
         "test_behaviour_08_tail_a_commit_",
         "test_behaviour_08_tail_settings_behind_a_failed_tail",
         "test_behaviour_08_tail_a_functions_result_waits",

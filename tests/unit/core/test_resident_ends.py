@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from duologue.engine.duplex.commands import CancelInput, CommitAudio
+from duologue.engine.duplex.commands import CancelInput, ClearAudio, CommitAudio, CreateResponse
 from duologue.engine.duplex.core.effects import SubmitAppend
 from duologue.engine.duplex.events import ErrorRaised, ResponseDone
 from duologue.engine.duplex.plugin import ModelCapabilities
@@ -156,3 +157,57 @@ def test_an_answer_that_was_being_asked_for_waits_for_what_becomes_of_that(ok: b
     assert done == [("" if ok else "Yes.", "completed")]
     again = b"" if ok else STREAM[UNIT : 2 * UNIT]
     assert fed(world) == STREAM[: 2 * UNIT] + again + STREAM[2 * UNIT : (2 + behind) * UNIT]
+
+
+@pytest.mark.parametrize("ok", [False, True])
+@pytest.mark.parametrize("finished", [False, True])
+def test_behaviour_08_tail_cleared_units_are_not_fed_whatever_became_of_their_request(finished: bool, ok: bool) -> None:
+    """What is on its way is not called back, but should the stage refuse it, it is not fed again either."""
+    world = World(MANUAL, capabilities=NATIVE, auto=False)
+    world.append(STREAM)
+    world.answer(world.take(SubmitAppend))
+    flying = world.take(SubmitAppend)
+    if finished:
+        world.speak(finished=True)
+    world.send(ClearAudio())
+    assert world.state.held_input_bytes == UNIT
+    world.answer(flying, ok=ok)
+    assert len(world.submits) == 2 and world.state.held_input_bytes == 0
+    assert world.core.tables()["append_queue"] == 0
+    world.append(STREAM[::-1])
+    world.answer_all()
+    assert b"".join(submit.audio for submit in world.submits[2:]) == STREAM[::-1]
+    assert world.submits[2].first is (finished or not ok)
+    world.speak(speech("Yes.", 80), TurnEnded())
+    world.advance(5.0)
+    assert [done.full_text for done in world.of(ResponseDone)] == ["Yes."]
+
+
+def test_input_that_an_answer_was_asked_for_with_is_not_cleared() -> None:
+    asked = msgspec.structs.replace(NATIVE, supports_text_turns=True)
+    world = World(MANUAL, capabilities=asked, auto=False)
+    world.append(STREAM[: 3 * UNIT + 100])
+    world.send(CreateResponse())
+    world.append(STREAM[3 * UNIT + 100 :])
+    world.send(ClearAudio())
+    world.answer_all()
+    padded = STREAM[: 3 * UNIT + 100] + bytes(UNIT - 100)
+    assert fed(world) == padded and world.submits[-1].final and world.state.held_input_bytes == 0
+    world.speak(speech("Yes.", 80), TurnEnded())
+    world.advance(5.0)
+    assert [done.full_text for done in world.of(ResponseDone)] == ["Yes."]
+
+
+def test_a_request_of_which_all_input_is_cleared_is_none() -> None:
+    world = World(MANUAL, capabilities=NATIVE, auto=False)
+    world.append(STREAM[: 2 * UNIT])
+    flying = world.take(SubmitAppend)
+    world.send(CancelInput())
+    world.append(STREAM[2 * UNIT :])
+    assert world.core.tables()["requests"] == 1, "it waits for what becomes of the first"
+    world.send(ClearAudio())
+    assert world.core.tables()["requests"] == 0
+    world.answer(flying)
+    world.append(STREAM)
+    world.answer_all()
+    assert b"".join(submit.audio for submit in world.submits[1:]) == STREAM and world.submits[1].first

@@ -164,6 +164,7 @@ def clear_input(s: SessionState) -> None:
     frames.void(s)
     s.audio.discard_to(s.audio.end)
     s.resident.buffer.clear()
+    resident.forget_input(s)
     s.resident.fed_to = s.resident.committed_to = s.audio.end
     s.input_refused = False
 

@@ -222,6 +222,25 @@ def rewind(s: SessionState) -> None:
         give_back(s, s.tail.unsettled())
 
 
+def forget_input(s: SessionState) -> None:
+    """The input is cleared: what no stage has taken of it is not for the model, unless an answer was asked for behind it.
+
+    What is on its way is not called back, but if it is refused it is not fed again.
+    """
+    if not s.auto_responds:
+        return  # what is on its way is of committed turns
+    queue, flying = s.tail.queue, s.tail.in_flight
+    asked = max((place for place, append in enumerate(queue) if append.final), default=-1)
+    s.tail.forget({place for place, append in enumerate(queue) if place > asked and _is_input(append)})
+    if flying is not None and asked < 0 and not flying.final and _is_input(flying):
+        flying.forgotten = True
+    record = _running(s)
+    if record is None or record.submitted or record.response_id is not None:
+        return
+    if all(append.request_id != record.request_id for append in s.tail.unsettled()):
+        s.requests.remove(record.request_id)  # nothing is left that would begin it
+
+
 def feed_again(s: SessionState) -> None:
     """The new epoch's request hears what :func:`rewind` kept, without waiting for the next append."""
     if s.auto_responds and s.phase == "open":
@@ -344,6 +363,8 @@ def too_late(s: SessionState, append: PendingAppend, *, accepted: bool) -> None:
         if response is not None:
             answers.generated(s, response)
         return
+    if append.forgotten:
+        return
     record, items = _running(s), s.tail.queue[0].items if s.tail.queue else None
     if record is None:
         record, items = hearing.open_request(s, "resident", None), tuple(s.history.items)
@@ -360,10 +381,11 @@ def give_back(s: SessionState, failed: list[PendingAppend]) -> None:
     of the next, which were not said together, and a unit that was refused would not be fed again as it was.
     """
     resident = s.resident
+    again = [append for append in failed if append.audio and not append.silence and not append.forgotten]
     if s.auto_responds:
-        resident.buffer[:0] = b"".join(append.audio for append in failed if not append.silence)
+        resident.buffer[:0] = b"".join(append.audio for append in again)
         return
-    pieces = [(append.owner, append.audio) for append in failed if append.audio and not append.silence]
+    pieces = [(append.owner, append.audio) for append in again]
     resident.waiting.extendleft(reversed([piece for piece in pieces if _wanted(s, piece[0])]))
 
 

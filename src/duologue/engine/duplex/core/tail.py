@@ -24,7 +24,7 @@ class PendingAppend(msgspec.Struct, gc=False):
     ``result``: what became of a function call, for the request that asked; such a piece has no audio. ``items``: the
     conversation that it comes after, if that is part of what is submitted. ``response_id``: the answer that the request of a
     resident model gave when the piece was made; one that is asked for later changes nothing in it. ``owner``: the item of the
-    committed turn that a resident model hears of with it.
+    committed turn that a resident model hears of with it. ``forgotten``: should the stage not take it, it is not tried again.
     """
 
     request_id: str
@@ -41,6 +41,7 @@ class PendingAppend(msgspec.Struct, gc=False):
     items: tuple[Item, ...] | None = None
     response_id: str | None = None
     owner: str | None = None
+    forgotten: bool = False
     number: int = 0
     state: str = "queued"
 
@@ -151,6 +152,18 @@ class AppendTail:
             if append.request_id == old:
                 append.request_id, append.items, first = new, first, None
             kept.append(append)
+        self.queue = kept
+
+    def forget(self, unwanted: set[int]) -> None:
+        """Of what is queued, the pieces at these places are not submitted."""
+        kept: deque[PendingAppend] = deque()
+        for place, append in enumerate(self.queue):
+            if place in unwanted:
+                append.state = advance(APPEND, append.state, "voided")
+                self.queued_bytes -= len(append.audio)
+                self.voided += 1
+            else:
+                kept.append(append)
         self.queue = kept
 
     def void(self, request_id: str | None = None, *, in_flight: bool = True) -> int:
