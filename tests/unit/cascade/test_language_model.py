@@ -152,6 +152,13 @@ def test_other_errors_name_their_kind_and_no_words(monkeypatch: pytest.MonkeyPat
     assert "Hi" not in str(caught.value)
 
 
+def test_a_chunk_of_another_shape_is_an_error_without_words(monkeypatch: pytest.MonkeyPatch, gguf: Path) -> None:
+    model, _ = _open(monkeypatch, gguf, [{"choices": [{"text": ["Hi"]}]}])
+    with pytest.raises(GenerationError, match=r"unknown: Expected `str \| null`, got `array`") as caught:
+        model.generate(0, _ASK, on_text=lambda _: False)
+    assert "Hi" not in str(caught.value)
+
+
 def test_a_generation_without_an_end_is_an_error(monkeypatch: pytest.MonkeyPatch, gguf: Path) -> None:
     model, _ = _open(monkeypatch, gguf, [_chunk("a")])
     with pytest.raises(GenerationError, match="without saying why"):

@@ -7,7 +7,7 @@ object that could not be sent to another process (the bridge to stage code is th
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -130,6 +130,3 @@ class DuplexStagePort(abc.ABC):
     def set_paused(self, request_id: str, paused: bool) -> None:
         """Hold or release the forwarding of a request's segments to later stages. Idempotent; unknown ids are ignored."""
         del request_id, paused
-
-
-ConfigView = Mapping[str, object]

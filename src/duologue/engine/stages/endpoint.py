@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Final, TypeVar
 
@@ -22,6 +22,7 @@ CONNECT_TIMEOUT_S: Final = 10.0
 SILENCE_TIMEOUT_S: Final = 60.0
 """Longest wait for the next byte, the first one included."""
 
+_JSON: Final = {"Content-Type": "application/json"}
 _DATA = "data:"
 _DONE = "[DONE]"
 _TAIL_S = 0.1
@@ -122,18 +123,22 @@ class Endpoint:
         self,
         path: str,
         *,
-        json: dict[str, object] | None = None,
-        form: dict[str, str] | None = None,
+        json: bytes | None = None,
+        form: Mapping[str, str] | None = None,
         file: tuple[str, bytes, str] | None = None,
     ) -> AsyncIterator[httpx.Response]:
-        """The answer to a request, to be read as it arrives. ``file``: name, content, media type, sent as ``file``.
+        """The answer to a request, to be read as it arrives. ``json``: the encoded body; ``file``: name, content, media
+        type.
 
         Raises :class:`EndpointFault`, also for what goes wrong while the answer is read.
         """
         url = endpoint_url(self._base_url, path)
         files = {"file": file} if file is not None else None
+        headers = _JSON if json is not None else None
         try:
-            async with self._client.stream("POST", url, json=json, data=form, files=files) as response:
+            async with self._client.stream(
+                "POST", url, content=json, data=form, files=files, headers=headers
+            ) as response:
                 if response.status_code != httpx.codes.OK:
                     raise refusal(url, response.status_code, await response.aread())
                 yield response

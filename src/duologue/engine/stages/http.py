@@ -129,7 +129,7 @@ class ChatStage(AsyncStage[Conversation]):
             calls=answer.calls(),
         )
 
-    def _body(self, messages: Sequence[ChatMessage], request: StageRequest) -> dict[str, object]:
+    def _body(self, messages: Sequence[ChatMessage], request: StageRequest) -> bytes:
         params = request.params
         body: dict[str, object] = {
             "model": self._model,
@@ -148,7 +148,7 @@ class ChatStage(AsyncStage[Conversation]):
             body |= _tools(request.prompt.menu)
         if self._ask_usage:
             body["stream_options"] = {"include_usage": True}
-        return body
+        return msgspec.json.encode(body)
 
     async def shutdown(self) -> None:
         await self._endpoint.close()
@@ -259,6 +259,16 @@ class _Answer:
         }
 
 
+class _SpeechBody(msgspec.Struct):
+    """What is to be spoken, in the endpoint's terms."""
+
+    model: str
+    voice: str
+    input: str
+    speed: float
+    response_format: str = "pcm"
+
+
 class SpeechStage(AsyncStage[None]):
     """Text in, audio out while it is made. Each piece of audio comes with the text that it is likely to speak."""
 
@@ -287,15 +297,11 @@ class SpeechStage(AsyncStage[None]):
         del state, control
         prompt, params = request.prompt, request.params
         if prompt.text.strip():
-            body: dict[str, object] = {
-                "model": self._model,
-                "voice": params.voice or self._voice,
-                "input": prompt.text,
-                "response_format": "pcm",
-                "speed": params.speed,
-            }
+            body = _SpeechBody(
+                model=self._model, voice=params.voice or self._voice, input=prompt.text, speed=params.speed
+            )
             share = SpokenShare(prompt.text, self._rate_hz, params.speed)
-            async with self._endpoint.post("/audio/speech", json=body) as response:
+            async with self._endpoint.post("/audio/speech", json=msgspec.json.encode(body)) as response:
                 async for audio in _whole_pieces(response.aiter_bytes(), self._rate_hz):
                     yield self._spoken(request, share.next(audio), audio)
             rest = share.rest()

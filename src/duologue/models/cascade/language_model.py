@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from duologue.detect.weights import ModelUnavailableError
 from duologue.models.cascade.chat import (
     ChatMessage,
@@ -138,6 +140,37 @@ class LanguageModel:
         return stream.completion()
 
 
+class _Timings(msgspec.Struct):
+    cache_n: float
+    predicted_n: float
+    prompt_n: float
+
+
+class _Progress(msgspec.Struct):
+    total: float
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class _Refusal(msgspec.Struct):
+    type: str | None = None
+    code: int | str | None = None
+    n_prompt_tokens: float = 0
+    n_ctx: float = 0
+
+
+class _Chunk(msgspec.Struct):
+    """The part of the engine's chunks that is read."""
+
+    choices: list[_Choice] = []
+    timings: _Timings | None = None
+    prompt_progress: _Progress | None = None
+    error: _Refusal | None = None
+
+
 @dataclass(slots=True)
 class _Stream:
     """Collects one generation from the engine's chunks."""
@@ -153,25 +186,24 @@ class _Stream:
     cached_tokens: int | None = None
     generated_tokens: int | None = None
 
-    def take(self, chunk: Mapping[str, Any]) -> bool:
+    def take(self, chunk: object) -> bool:
         """One chunk; True tells the engine to stop. Never raises: the engine would swallow it."""
         try:
-            stop = self._read(chunk)
+            stop = self._read(_chunk(chunk))
             if not stop and self.finish is None and self.cancelled():
                 self.finish, stop = FinishReason.CANCELLED, True
         except BaseException as error:
             self.failure, stop = error, True
         return stop
 
-    def _read(self, chunk: Mapping[str, Any]) -> bool:
-        error = chunk.get("error")
-        if error is not None:
-            raise _failure(error)
+    def _read(self, chunk: _Chunk) -> bool:
+        if chunk.error is not None:
+            raise _failure(chunk.error)
         self._count(chunk)
-        choice = chunk["choices"][0]
-        text = str(choice.get("text") or "").replace("�", "")
-        if choice.get("finish_reason"):
-            self.finish = FinishReason.LENGTH if choice["finish_reason"] == "length" else FinishReason.STOP
+        choice = chunk.choices[0]
+        text = (choice.text or "").replace("�", "")
+        if choice.finish_reason:
+            self.finish = FinishReason.LENGTH if choice.finish_reason == "length" else FinishReason.STOP
         if not text:
             return False
         if self.first_s is None:
@@ -182,15 +214,13 @@ class _Stream:
             return True
         return False
 
-    def _count(self, chunk: Mapping[str, Any]) -> None:
-        timings = chunk.get("timings")
+    def _count(self, chunk: _Chunk) -> None:
+        timings, progress = chunk.timings, chunk.prompt_progress
         if timings is None:
             return
-        self.cached_tokens = int(timings["cache_n"])
-        self.generated_tokens = int(timings["predicted_n"])
-        progress = chunk.get("prompt_progress")
-        computed = int(timings["prompt_n"])
-        self.prompt_tokens = int(progress["total"]) if progress else self.cached_tokens + computed
+        self.cached_tokens = int(timings.cache_n)
+        self.generated_tokens = int(timings.predicted_n)
+        self.prompt_tokens = int(progress.total) if progress else self.cached_tokens + int(timings.prompt_n)
 
     def completion(self) -> Completion:
         if self.failure is not None:
@@ -208,11 +238,18 @@ class _Stream:
         )
 
 
-def _failure(error: Mapping[str, Any]) -> GenerationError:
-    if error.get("type") == "exceed_context_size_error":
-        return ContextOverflowError(int(error.get("n_prompt_tokens", 0)), int(error.get("n_ctx", 0)))
+def _chunk(given: object) -> _Chunk:
+    try:
+        return msgspec.convert(given, type=_Chunk)
+    except msgspec.ValidationError as error:
+        raise GenerationError(f"the language model gave something unknown: {error}") from error
+
+
+def _failure(error: _Refusal) -> GenerationError:
+    if error.type == "exceed_context_size_error":
+        return ContextOverflowError(int(error.n_prompt_tokens), int(error.n_ctx))
     # The engine's own message may quote the prompt, so only its kind is passed on.
-    return GenerationError(f"the language model refused: {error.get('type')} ({error.get('code')})")
+    return GenerationError(f"the language model refused: {error.type} ({error.code})")
 
 
 def _load(gguf_path: Path, slots: int, context_tokens: int, threads: int) -> Any:
