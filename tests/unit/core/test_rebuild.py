@@ -19,7 +19,7 @@ from duologue.engine.duplex.events import (
     ResponseDone,
     SessionRecovered,
 )
-from duologue.engine.duplex.results import TurnEnded, UserTranscript
+from duologue.engine.duplex.results import FunctionCall, Listened, ModelResult, TurnEnded, UserTranscript
 from duologue.errors import ErrorCode
 from tests.unit.core.harness import MANUAL, NATIVE, RATE, VAD, World, audio, speech
 
@@ -178,6 +178,51 @@ def test_an_answer_of_a_resident_model_is_over_and_its_model_begins_no_other_for
     world.apply(Replaced())
     world.advance(1.0)
     assert len(world.of(ResponseCreated)) == 1
+
+
+def behind_an_answer(*results: ModelResult) -> World:
+    """A resident model has made more than its first answer, which is being said, when its worker is lost."""
+    world = World(MANUAL, capabilities=NATIVE)
+    world.append(bytes(UNIT))
+    world.speak(speech("One.", 2_000), TurnEnded())
+    world.speak(*results)
+    world.advance(0.5)
+    world.apply(LOST)
+    return world
+
+
+@pytest.mark.parametrize("replaced_after_s", [0.0, 3.0])
+def test_answers_that_wait_behind_another_play_on_when_they_were_made_to_their_end(replaced_after_s: float) -> None:
+    world = behind_an_answer(speech("Two.", 500), TurnEnded(), Listened(), speech("Three.", 80), TurnEnded())
+    world.advance(replaced_after_s)
+    world.apply(Replaced())
+    world.append(bytes(UNIT))
+    world.speak(speech("Four.", 80), TurnEnded())
+    world.advance(5.0)
+    done = [(done.full_text, done.status) for done in world.of(ResponseDone)]
+    assert done == [(text, "completed") for text in ("One.", "Two.", "Three.", "Four.")]
+    assert not world.of(ErrorRaised)
+    assert [done.epoch for done in world.of(ResponseDone)][1:] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        (speech("Three", 80),),
+        (FunctionCall(name="clock"), TurnEnded()),
+        (speech("Three", 80), FunctionCall(name="clock")),
+    ],
+    ids=["unfinished", "asks", "both"],
+)
+def test_an_answer_behind_another_that_still_needed_its_model_is_not_said_and_that_is_told(
+    rest: tuple[ModelResult, ...],
+) -> None:
+    world = behind_an_answer(speech("Two.", 500), TurnEnded(), *rest)
+    assert [error.code for error in world.of(ErrorRaised)] == [ErrorCode.REPLICA_UNAVAILABLE]
+    world.apply(Replaced())
+    world.advance(5.0)
+    assert [done.full_text for done in world.of(ResponseDone)] == ["One.", "Two."]
+    assert world.state.response is None and not world.state.tools.records
 
 
 def test_a_cancel_while_the_session_waits_begins_the_model_anew() -> None:

@@ -103,14 +103,20 @@ def _measure(s: SessionState, response_id: str, onset_at: float | None) -> None:
 def advance_epoch(s: SessionState) -> None:
     """The atomic point: nothing that was started before may have a consequence after it."""
     resident.rewind(s)
+    s.sequel.clear()
     _leave_epoch(s)
 
 
-def leave_placement(s: SessionState) -> None:
-    """The same for stages that are gone. What a resident model has heard it is told again by its plugin, not by us."""
+def leave_placement(s: SessionState) -> bool:
+    """The same for stages that are gone. What a resident model has heard it is told again by its plugin, not by us.
+
+    Returns whether an answer that waits behind another was lost in the making.
+    """
     if s.resident_family:  # the audio of other turns is kept with them
         resident.give_back(s, s.tail.unsettled())
+    unmade = s.sequel.keep_whole()
     _leave_epoch(s)
+    return unmade
 
 
 def resume_input(s: SessionState) -> None:
@@ -120,7 +126,6 @@ def resume_input(s: SessionState) -> None:
 
 def _leave_epoch(s: SessionState) -> None:
     s.resident.rebuild = s.resident.compact = False
-    s.sequel.clear()
     ids = s.requests.clear()
     s.tail.void()
     s.fences.advance_epoch()

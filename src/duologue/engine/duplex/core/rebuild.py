@@ -2,8 +2,8 @@
 
 Rules kept here: the epoch moves at once, so that nothing of the lost placement has a consequence any more; an answer that
 was being made fails, and is asked for again only if nothing of it was heard, so that nothing is said twice; one that was made
-to its end plays on; input that no stage had answered goes to the new placement; until there is one nothing is submitted, and
-that lasts no longer than ``rebuild_timeout_s``.
+to its end plays on, as do those that wait behind it; input that no stage had answered goes to the new placement; until there
+is one nothing is submitted, and that lasts no longer than ``rebuild_timeout_s``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def lost(s: SessionState, item: ReplicaLost) -> None:
     s.rebuild_by = wait_until if s.rebuild_by is None else min(s.rebuild_by, wait_until)
     s.lost_message = item.message
     s.lost_for_good |= item.pinned or s.resident_family
-    cancel.leave_placement(s)
+    unmade = cancel.leave_placement(s)
     aside.lost(s, item.message)
     s.resident.rebuild = s.resident_family
     if response is None and s.response is not None:
@@ -43,6 +43,8 @@ def lost(s: SessionState, item: ReplicaLost) -> None:
         answers.finish(s, response, "failed", error=ErrorCode.REPLICA_UNAVAILABLE, message=item.message)
         if again is not None:
             s.wanted.appendleft(again)
+    if unmade:
+        s.error(ErrorCode.REPLICA_UNAVAILABLE, item.message)
     cancel.restart_transcripts(s)
     answers.promote(s)
 

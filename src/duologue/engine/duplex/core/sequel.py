@@ -1,7 +1,7 @@
 """What a resident model says while its last answer is still being sent: a burst of input is answered faster than it is said.
 
-Rules kept here: it comes after that answer, whole and in order; whatever ends the epoch voids it; the end of a request does
-not, since what was said is said.
+Rules kept here: it comes after that answer, whole and in order; whatever ends the epoch voids it, but a lost placement takes
+only what was not made to its end; the end of a request does not, since what was said is said.
 """
 
 from __future__ import annotations
@@ -62,6 +62,25 @@ class Sequel:
         """An answer that is still being made ends as it is."""
         if self.results and self.unfinished:
             self.results.append((self.results[-1][0], TurnEnded()))
+
+    def keep_whole(self) -> bool:
+        """Only answers that need nothing more of the model are said; true if there was another."""
+        kept: deque[tuple[StageRequestRecord, ModelResult]] = deque()
+        answer: list[tuple[StageRequestRecord, ModelResult]] = []
+        lost = False
+        for record, said in self.results:
+            answer.append((record, said))
+            if not _ends(said):
+                continue
+            if any(isinstance(part, FunctionCall) for _, part in answer):
+                lost = True  # whoever asked for it hears nothing of its result
+            else:
+                kept.extend(answer)
+            answer = []
+        lost |= any(_speaks(said) for _, said in answer)
+        self.results = kept
+        self.audio_ms = sum(self.duration_ms(said) for _, said in kept)
+        return lost
 
     def clear(self) -> None:
         """Nothing of it is said."""
