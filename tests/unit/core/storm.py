@@ -87,6 +87,8 @@ MODELS = (
     msgspec.structs.replace(CASCADE, supports_text_turns=False, input_rate_hz=24_000),
     msgspec.structs.replace(CASCADE, supports_barge_in=False),
     msgspec.structs.replace(NATIVE, unit_ms=0, supports_client_commit=True),
+    msgspec.structs.replace(NATIVE, calls_functions=True),
+    msgspec.structs.replace(BY_CLIENT, calls_functions=True),
 )
 LIMITED = (
     msgspec.structs.replace(NATIVE, compacts=True, context_units=16),

@@ -42,7 +42,13 @@ def result(call_id: str) -> ItemAdded:
 
 
 def late(call_id: str) -> ErrorRaised:
-    return ErrorRaised(code=ErrorCode.TOOL_RESULT_TIMEOUT, message=f"No result of {call_id}.")
+    return ErrorRaised(
+        code=ErrorCode.TOOL_RESULT_TIMEOUT, message=f"No result of function call '{call_id}' came within 3 s."
+    )
+
+
+def refused(call_id: str) -> ErrorRaised:
+    return ErrorRaised(code=ErrorCode.TOOL_RESULT_TIMEOUT, message=f"Function call '{call_id}' has timed out.")
 
 
 OVER = ErrorRaised(code=ErrorCode.OUTPUT_BACKPRESSURE, message="9 events wait to be read, which is the limit.")
@@ -66,4 +72,4 @@ def test_what_is_wrong_is_seen(rule: str, events: list[SessionEvent]) -> None:
 
 def test_what_is_right_is_not() -> None:
     events = [audio(0), audio(100), cut(80), cut(80), cut(0), called("a"), called("b"), result("a"), late("b"), PAUSED]
-    assert not list(judge_events([*events, audio(200), OVER]))
+    assert not list(judge_events([*events, refused("b"), refused("b"), audio(200), OVER]))

@@ -54,6 +54,14 @@ def _cursors(events: Sequence[SessionEvent]) -> Iterator[Violation]:
             cut[event.item_id] = min(least, event.audio_end_ms)
 
 
+def tells_of_lateness(event: ErrorRaised) -> bool:
+    """Whether it is the one notice that a call timed out. Each result that comes later is refused with the same code, and
+    with the client's name for it, if it has one.
+    """
+    late = event.code is ErrorCode.TOOL_RESULT_TIMEOUT and event.event_id is None
+    return late and event.message.startswith("No result of function call")
+
+
 def _calls(events: Sequence[SessionEvent]) -> Iterator[Violation]:
     """B16: each call is made once, has one result at most, and is told to be late once at most."""
     made: Counter[str] = Counter()
@@ -67,7 +75,7 @@ def _calls(events: Sequence[SessionEvent]) -> Iterator[Violation]:
                 if isinstance(part, CallPart):
                     results[part.call_id] = 0  # the client wrote a call of its own, maybe after it had deleted one
             results.update(part.call_id for part in event.item.parts if isinstance(part, CallOutputPart))
-        elif isinstance(event, ErrorRaised) and event.code is ErrorCode.TOOL_RESULT_TIMEOUT and event.event_id is None:
+        elif isinstance(event, ErrorRaised) and tells_of_lateness(event):
             late[event.message] += 1
     for what, counts in (("made", made), ("answered", results), ("late", late)):
         for call, count in counts.items():

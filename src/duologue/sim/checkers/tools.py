@@ -8,6 +8,7 @@ from typing import Final
 
 from duologue.engine.duplex import events
 from duologue.errors import ErrorCode
+from duologue.sim.checkers.bounds import tells_of_lateness
 from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, by_request, planned_for, session_of
 from duologue.sim.observation import Fed
 from duologue.sim.stages import ANSWER
@@ -53,7 +54,7 @@ class _Calls:
 
     def timed_out(self, at: float, event: events.ErrorRaised) -> Iterator[Violation]:
         for call_id, asked_at in self.asked.items():
-            if f"'{call_id}'" not in event.message or event.event_id is not None:
+            if f"'{call_id}'" not in event.message or not tells_of_lateness(event):
                 continue
             if call_id in self._noticed:
                 yield Violation("B16", f"{self._name}: two notices of the time-out of {call_id}")
