@@ -65,7 +65,7 @@ class Sequel:
 
     def keep_whole(self) -> bool:
         """Only answers that need nothing more of the model are said; true if there was another."""
-        kept: deque[tuple[StageRequestRecord, ModelResult]] = deque()
+        kept: list[tuple[StageRequestRecord, ModelResult]] = []
         answer: list[tuple[StageRequestRecord, ModelResult]] = []
         lost = False
         for record, said in self.results:
@@ -78,7 +78,7 @@ class Sequel:
                 kept.extend(answer)
             answer = []
         lost |= any(_speaks(said) for _, said in answer)
-        self.results = kept
+        self.results = deque(kept)
         self.audio_ms = sum(self.duration_ms(said) for _, said in kept)
         return lost
 
