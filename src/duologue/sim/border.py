@@ -6,7 +6,7 @@ everything is passed on as it is and in its order; what the engine declares of i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from duologue.engine.duplex.events import ResponseDone, SessionClosed, SessionCreated, SessionExpired, SessionQueued
 from duologue.engine.duplex.messages import OpenSession, OutputInvalidated, SessionCommand, SessionEventMessage
@@ -174,6 +174,9 @@ class WatchedClient(StageClient):
     @property
     def healthy(self) -> bool:
         return self._inner.healthy
+
+    def held(self) -> Mapping[str, int]:
+        return self._inner.held()
 
     def fill(self, slot: int) -> None:
         self._inner.fill(slot)

@@ -1,4 +1,4 @@
-"""At the end of every test of a connection the simulator's checker of journals and takeovers judges what its clients read."""
+"""At the end of every test of a connection the simulator's checkers judge what was read: order, journal, takeovers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from duologue.sim.checkers import Evidence
 from duologue.sim.checkers.journal import check
+from duologue.sim.checkers.order import on_the_wire
 from duologue.sim.conversation import Attempt, Conversation, Heard
 from duologue.sim.plan import Choices, Deployment, Person, Plan
 from duologue.wire import decode_server_event
@@ -22,7 +23,7 @@ def conversations(clients: list[driver.Client]) -> list[Conversation]:
     """What the clients of the duplex dialect read, by session: one conversation, whoever resumed it."""
     talks: dict[str, Conversation] = {}
     for number, client in enumerate(clients):
-        heard = [Heard(0.0, number, decode_server_event(json.dumps(frame))) for frame in client.frames]
+        heard = _heard(number, client)
         session_id, how, asked, token = str(client.resumes.get("session_id", "")), "behind", 0, ""
         if client.resumes:
             seq, given = client.resumes.get("last_received_server_event_seq", 0), client.resumes.get("resume_token", "")
@@ -43,10 +44,28 @@ def conversations(clients: list[driver.Client]) -> list[Conversation]:
     return list(talks.values())
 
 
+def _heard(number: int, client: driver.Client) -> list[Heard]:
+    return [Heard(0.0, number, decode_server_event(json.dumps(frame))) for frame in client.frames]
+
+
+def _elsewhere(clients: list[driver.Client]) -> list[Conversation]:
+    """What the clients of other dialects read, which resume nothing."""
+    others = [(number, client) for number, client in enumerate(clients) if client.dialect != "duplex"]
+    return [
+        Conversation(f"client {number}", "", client.dialect, Choices(), _heard(number, client))
+        for number, client in others
+    ]
+
+
 def found(clients: list[driver.Client]) -> list[str]:
     """What they should not have read."""
-    people = {talk.name: (Person(name=talk.name), [talk]) for talk in conversations(clients)}
-    return [f"{violation.rule}: {violation.text}" for violation in check(Evidence(_PLAN, [], people))]
+    talks = conversations(clients)
+    people = {talk.name: (Person(name=talk.name), [talk]) for talk in talks}
+    wrong = [
+        *check(Evidence(_PLAN, [], people)),
+        *(violation for talk in [*talks, *_elsewhere(clients)] for violation in on_the_wire(talk)),
+    ]
+    return [f"{violation.rule}: {violation.text}" for violation in wrong]
 
 
 @pytest.fixture(autouse=True)

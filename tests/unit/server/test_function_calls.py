@@ -89,9 +89,11 @@ def fields(event: events.ResponseDone) -> dict[str, Any]:
 
 def test_usage_is_null_where_nobody_counted_and_the_count_where_somebody_did() -> None:
     _, client = client_of()
-    for usage in (events.Usage(input_audio_ms=500), events.Usage(input_tokens=7, output_tokens=3, cached_tokens=5)):
-        client.say(created("resp_1", "item_1"))
-        client.say(events.ResponseDone(**{**fields(done("resp_1", "item_1")), "usage": usage}))
+    counted = events.Usage(input_tokens=7, output_tokens=3, cached_tokens=5)
+    for number, usage in enumerate((events.Usage(input_audio_ms=500), counted)):
+        response_id, item_id = f"resp_{number}", f"item_{number}"
+        client.say(created(response_id, item_id))
+        client.say(events.ResponseDone(**{**fields(done(response_id, item_id)), "usage": usage}))
     shown = [frame["response"]["usage"] for frame in client.frames if frame["type"] == "response.done"]
     assert shown[0] is None
     assert (shown[1]["total_tokens"], shown[1]["input_token_details"]["cached_tokens"]) == (10, 5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.unit.server.conftest import found
 from tests.unit.server.driver import World, resumable
 from tests.unit.server.fake_engine import answer
@@ -38,3 +40,18 @@ def test_a_number_that_means_another_event_than_before_is_seen() -> None:
     before, frame["event_id"] = frame["event_id"], "another"
     assert any("another than the first time" in text for text in found(world.clients))
     frame["event_id"] = before
+
+
+@pytest.mark.parametrize("url", ["/v1/realtime?model=fake", "/v1/duplex?model=fake"])
+def test_a_frame_that_follows_the_end_of_its_response_is_seen(url: str) -> None:
+    """In every dialect."""
+    world = World()
+    client = world.connect(url)
+    client.say(*answer("r", "i"))
+    assert found(world.clients) == []
+    ends = client.types.index("response.done")
+    early = client.frames.pop(ends)
+    client.frames.insert(client.types.index("response.output_item.done"), early)
+    assert any("done before its item was" in text for text in found(world.clients))
+    client.frames.remove(early)
+    client.frames.insert(ends, early)

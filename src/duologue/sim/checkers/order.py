@@ -17,11 +17,12 @@ def check(evidence: Evidence) -> Iterator[Violation]:
     for session in evidence.sessions():
         yield from at_the_engine(session)
         if session.talk is not None:
-            yield from _on_the_wire(session.talk)
+            yield from on_the_wire(session.talk)
             yield from _complete(session, session.talk)
 
 
 def at_the_engine(session: SessionEvidence) -> Iterator[Violation]:
+    """What left the engine."""
     name = session.session_id
     said = session.events
     numbers = [told.number for told in session.told]
@@ -108,7 +109,8 @@ class _Response:
         self.part = self.audio_done = self.text_done = self.item_done = self.done = False
 
 
-def _on_the_wire(talk: Conversation) -> Iterator[Violation]:
+def on_the_wire(talk: Conversation) -> Iterator[Violation]:
+    """What one client read, over all its connections."""
     if talk.gap:
         return
     open_: dict[str, _Response] = {}
