@@ -22,7 +22,7 @@ from duologue.sim.loop import VirtualRuntime, virtual
 from duologue.sim.mutation import applied
 from duologue.sim.mutations import MUTATIONS
 from duologue.sim.network import Pipe
-from duologue.sim.observation import Observations
+from duologue.sim.observation import Admission, Observations
 from duologue.sim.outcome import evidence_of, live
 from duologue.sim.plan import (
     Choices,
@@ -410,3 +410,16 @@ def test_what_was_asked_at_the_moment_of_a_loss_may_have_come_first(busy: bool) 
     if busy:
         next(iter(seen(world).commands.values())).append((seen(world).deaths[0][0], Heartbeat()))
     assert ("D9" in broken(world)) is not busy
+
+
+@pytest.mark.parametrize(
+    ("queued", "until", "fine"), [(True, 1.0, True), (True, None, True), (True, 0.9, False), (False, 1.0, False)]
+)
+def test_a_free_slot_is_for_who_waits_and_nobody_else_is_refused_for_it(
+    queued: bool, until: float | None, fine: bool
+) -> None:
+    world = lived()
+    first = Admission(at=0.5, session_id="first", held=0, number=7, queued=queued, answered=until)
+    later = Admission(at=1.0, session_id="later", held=1, number=8, refused="resource_exhausted", answered=1.0)
+    seen(world).admissions += [first, later]
+    assert ("B5" in broken(world)) is not fine

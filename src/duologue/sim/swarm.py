@@ -106,7 +106,7 @@ NAMES: Final = ("ann", "bob", "cyd", "dot", "eve")
 _CALM: Final = ("heartbeat", "retrieve", "commit", "input_commit", "create", "ack", "event_ack")
 _CANCELS: Final = ("cancel", "cancel_named", "output_clear", "output_clear_old", "input_cancel", "barge_in", "clear")
 _ITEMS: Final = ("item", "item", "delete", "retrieve", "truncate", "truncate")
-_PICTURES: Final = ("picture", "picture", "create", "retrieve", "delete")
+_PICTURES: Final = ("picture", "picture", "picture", "create", "retrieve", "delete")
 _ILLEGAL: Final = ("broken", "broken", "bad_update", "text", "late_resume", "wrong_ack", "again", "signal")
 
 
@@ -217,7 +217,8 @@ class Swarm:
         if "hasty" in on:
             settings |= {"turn_burst": dice.choice((1, 2)), "turns_per_minute": dice.choice((6, 30))}
         if "images" in on:
-            settings |= dice.choice(({}, {"max_image_bytes_per_item": 70}, {"max_image_bytes_per_session": 90}))
+            item, session = {"max_image_bytes_per_item": 70}, {"max_image_bytes_per_session": 90}
+            settings |= dice.choice(({}, item, item, session))
         if "uneven" in on:
             settings["max_backlog_ms"] = dice.choice((300, 1_000))
         return settings

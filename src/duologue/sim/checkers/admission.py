@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from duologue.sim.checkers.evidence import Evidence, SiteEvidence, Violation
+from duologue.sim.observation import Admission
 from duologue.sim.plan import Errand
 
 
@@ -24,12 +25,17 @@ def _slots(site: SiteEvidence) -> Iterator[Violation]:
     if site.plan.load_ms:
         return  # what came before the engine had started was judged later than it came
     for admission in site.seen.admissions:
-        # Who asked before in the same instant is not judged yet, and comes first.
-        before = sum(one.at == admission.at and one.number < admission.number for one in site.seen.admissions)
+        before = sum(_comes_first(one, admission) for one in site.seen.admissions)
         full = admission.held + before >= site.max_sessions or site.by_groups  # a group may be full or gone before that
         if admission.refused == "resource_exhausted" and not full:
             text = f"refused at {admission.at:.3f} s with {admission.held} of {site.max_sessions} slots held"
             yield Violation("B5", f"{admission.session_id}: {text}")
+
+
+def _comes_first(other: Admission, admission: Admission) -> bool:
+    """Who asked before in the same instant, and is not judged yet; who still waits, and so has the slot that is free."""
+    waits = other.queued and (other.answered is None or other.answered >= admission.at)
+    return other.number < admission.number and (other.at == admission.at or waits)
 
 
 def _errand(errand: Errand, site: SiteEvidence) -> Iterator[Violation]:
