@@ -106,9 +106,12 @@ class SimReplica(StageClient):
         return await self._inner.call(method, args)
 
     async def close(self) -> None:
-        await self._suffer(self._faults.next("close"))
-        self._release()
-        await self._inner.close()
+        try:
+            await self._suffer(self._faults.next("close"))
+        finally:
+            # However badly it ends, it ends: a process is killed then, and nobody is left to ask again.
+            self._release()
+            await self._inner.close()
 
     def die(self, reason: str) -> None:
         """End as a crashed worker process would."""
