@@ -303,9 +303,14 @@ class ReplicaSet:
             if replica.phase == "ready" and replica.client.healthy
         ]
 
+    def ready_ids(self) -> list[int]:
+        """The same, and those that have ended without anybody having noticed it yet."""
+        return [number for number, replica in self.by_id.items() if replica.phase == "ready"]
+
     def serving_ids(self) -> list[int]:
-        """Replicas that work on what they have, those that drain included, ascending. A pin may still lead there."""
-        return [number for number, replica in self.by_id.items() if replica.serving and replica.client.healthy]
+        """Replicas that work on what they have, as far as is known, those that drain included, ascending. A pin may still
+        lead there."""
+        return [number for number, replica in self.by_id.items() if replica.serving]
 
     def live_slots(self) -> dict[int, int]:
         """Slots whose replica takes work now, and the replica's id."""

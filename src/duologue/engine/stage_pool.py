@@ -5,13 +5,15 @@ Rules kept here:
 * a request stays where it is bound; it is bound before anything is sent, so that an abort always finds it, and
   unbound when it finished there, was aborted, or its replica died;
 * a binding outlives an abort that failed, so that the abort can be repeated;
+* a replica that takes nothing any more is gone, however that is noticed first: it says so, or it refuses a piece;
 * what the pool's replicas push reaches the listener in order; of a replica that is gone nothing does.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -213,7 +215,7 @@ class StagePool:
         self._session_keys.remember(key, replica.replica_id)
         self._note(request_state, request, replica.replica_id)
         try:
-            await replica.client.submit(request)
+            await self._hand_over(replica, replica.client.submit(request))
         except BaseException:
             request_state.submitted.discard(self.stage_id)
             await self.abort([request_id])
@@ -239,8 +241,19 @@ class StagePool:
                 ErrorCode.REPLICA_UNAVAILABLE, f"No worker of stage {self.name} holds request {request_id!r} any more."
             )
         self._note(request_state, request, replica.replica_id)
-        await replica.client.update(request)
+        await self._hand_over(replica, replica.client.update(request))
         return replica.replica_id
+
+    async def _hand_over(self, replica: Replica, sending: Coroutine[object, object, None]) -> None:
+        """Let a replica take a piece. One that refuses it because it does not run has died, although nobody said so yet:
+        whoever had something there hears of that before the refusal, which would cost a session all that was known of it."""
+        try:
+            await sending
+        except StageFault as fault:
+            if fault.code is ErrorCode.REPLICA_UNAVAILABLE and not replica.client.healthy:
+                await asyncio.sleep(0)  # the session that submits is in the middle of a step
+                replica.on_dead(fault)
+            raise
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Stop requests at the replicas that hold them; others are ignored.
@@ -279,7 +292,8 @@ class StagePool:
 
     def _place(self, state: OrchestratorRequestState, session_key: str) -> Replica:
         pinned = state.pinned_replicas.get(self.stage_id)
-        live = self.replicas.live_ids() if pinned is None else self.replicas.serving_ids()
+        # One that is about to be found dead tells so when it is asked: its session is then placed anew, and not refused.
+        live = (self.replicas.live_ids() or self.replicas.ready_ids()) if pinned is None else self.replicas.serving_ids()
         resident = self._session_keys.find(session_key)
         if resident is None:
             resident = state.inherited_replica

@@ -49,6 +49,7 @@ _REPLICA: Final[tuple[tuple[str, tuple[Mishap, ...]], ...]] = (
 # Tasks that somebody beside the runtime holds, and may cancel. What asks the engine is held by nobody.
 _STRUCK: Final = ("append", "cleanup", "cleanup", "connection", "pump", "inproc-stage", "inproc-stage")
 _WORK_MS: Final = (0, 0, 200, 2_500)
+_UNSAID_MS: Final = (0, 0, 10, 120, 1_000)
 
 
 class Misfortunes:
@@ -219,13 +220,16 @@ class Misfortunes:
     def _deaths(self, plan: Plan) -> tuple[Death, ...]:
         if "deaths" not in self._on:
             return ()
-        dice = self._dice
+        dice, unsaid = self._dice, random.Random(f"{plan.seed}:unsaid")
         found: list[Death] = []
         for _ in range(dice.choice((1, 1, 2, 4))):
             deployment = dice.randrange(len(plan.deployments))
             stage = dice.randrange(3) if plan.deployments[deployment].family == "ephemeral" else 0
             at_ms = dice.choice((200, 900, 1_400, 1_800, 2_200, 3_000, 4_000))
-            found.append(Death(deployment=deployment, stage=stage, replica=dice.randrange(3), at_ms=at_ms))
+            replica, unsaid_ms = dice.randrange(3), unsaid.choice(_UNSAID_MS)
+            found.append(
+                Death(deployment=deployment, stage=stage, replica=replica, at_ms=at_ms, unsaid_ms=unsaid_ms)
+            )
         return tuple(found)
 
     def _leaps(self) -> tuple[Leap, ...]:

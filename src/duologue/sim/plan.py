@@ -226,12 +226,13 @@ class ReplicaFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Death(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A replica dies with everything that it ran."""
+    """A replica dies with everything that it ran. For ``unsaid_ms`` it refuses what it is given, before it is told dead."""
 
     deployment: int = 0
     stage: int = 0
     replica: int = 0
     at_ms: int
+    unsaid_ms: int = 0
 
 
 class Leap(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,7 +1,8 @@
 """A replica with a network in front of it: the in-process backend, delayed, and made to misbehave as a plan says.
 
 Rules kept here: outputs of one replica keep their order; after an abort nothing of that request is pushed, unless the plan
-says that this replica breaks that promise; a death loses everything that the replica held.
+says that this replica breaks that promise; a death loses everything that the replica held, and from then on everything is
+refused, even where the death itself is told later.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class SimReplica(StageClient):
         self.default_sampling_params = self._inner.default_sampling_params
         self.model_config = self._inner.model_config
         self._sink: StageSink | None = None
+        self._unsaid: StageSink | None = None  # who has not been told yet that it died
+        self._missed = False  # somebody has noticed that it died
         self._gone: set[str] = set()
         self._held: dict[str, None] = {}  # what it was given and has neither ended nor been told to stop
         self._stuck: list[asyncio.Future[None]] = []
@@ -82,11 +85,13 @@ class SimReplica(StageClient):
         self._held[request.request_id] = None
         if await self._travel("submit", request):
             return
+        self._refuse_when_dead(request)
         await self._inner.submit(request)
 
     async def update(self, request: StageRequest) -> None:
         if await self._travel("update", request):
             return
+        self._refuse_when_dead(request)
         await self._inner.update(request)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
@@ -113,15 +118,39 @@ class SimReplica(StageClient):
             self._release()
             await self._inner.close()
 
-    def die(self, reason: str) -> None:
-        """End as a crashed worker process would."""
+    def die(self, reason: str, *, unsaid_s: float = 0.0) -> None:
+        """End as a crashed worker process would: told at once, or ``unsaid_s`` later."""
         sink, self._sink = self._sink, None
         self._travelling.clear()
-        self._release()
         if sink is not None and self._inner.healthy:
-            self._seen.deaths.append((self._seen.trace.now(), frozenset(self._held)))
+            self._unsaid = sink
             self._inner.die(RuntimeError(reason))
+        self._release()
+        if unsaid_s:
+            self._runtime.call_at(self._runtime.now() + unsaid_s, self._tell, reason)
+        else:
+            self._tell(reason)
+
+    def _tell(self, reason: str) -> None:
+        sink, self._unsaid = self._unsaid, None
+        if sink is not None:
+            self._miss()
             sink.on_dead(RuntimeError(reason))
+
+    def _miss(self) -> None:
+        if not self._missed:
+            self._missed = True
+            self._seen.deaths.append((self._seen.trace.now(), frozenset(self._held)))
+
+    def _refuse_when_dead(self, request: StageRequest) -> None:
+        if self._inner.healthy:
+            return
+        if self._unsaid is not None:
+            self._seen.trace.count("replica.refused_unsaid")
+            self._miss()
+        if self._stage_id == 0:
+            self._seen.refused.append((len(self._seen.planned), request.request_id))
+        raise StageFault(ErrorCode.REPLICA_UNAVAILABLE, "This replica is not running.")
 
     def heal(self) -> None:
         """Whatever hangs is given up; a replica on which something hung is taken for dead, as a supervisor would."""

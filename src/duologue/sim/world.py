@@ -165,7 +165,7 @@ class World:
         if alive:
             self.trace.count("replica.death")
             self.trace.note("world", "death", f"d{death.deployment} stage {death.stage}")
-            alive[death.replica % len(alive)].die("the plan killed this replica")
+            alive[death.replica % len(alive)].die("the plan killed this replica", unsaid_s=death.unsaid_ms / 1000)
 
     async def _leap(self, leap: Leap) -> None:
         await asyncio.sleep(leap.at_ms / 1000)
