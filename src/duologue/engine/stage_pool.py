@@ -293,7 +293,9 @@ class StagePool:
     def _place(self, state: OrchestratorRequestState, session_key: str) -> Replica:
         pinned = state.pinned_replicas.get(self.stage_id)
         # One that is about to be found dead tells so when it is asked: its session is then placed anew, and not refused.
-        live = (self.replicas.live_ids() or self.replicas.ready_ids()) if pinned is None else self.replicas.serving_ids()
+        live = (
+            (self.replicas.live_ids() or self.replicas.ready_ids()) if pinned is None else self.replicas.serving_ids()
+        )
         resident = self._session_keys.find(session_key)
         if resident is None:
             resident = state.inherited_replica

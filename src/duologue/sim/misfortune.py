@@ -227,9 +227,7 @@ class Misfortunes:
             stage = dice.randrange(3) if plan.deployments[deployment].family == "ephemeral" else 0
             at_ms = dice.choice((200, 900, 1_400, 1_800, 2_200, 3_000, 4_000))
             replica, unsaid_ms = dice.randrange(3), unsaid.choice(_UNSAID_MS)
-            found.append(
-                Death(deployment=deployment, stage=stage, replica=replica, at_ms=at_ms, unsaid_ms=unsaid_ms)
-            )
+            found.append(Death(deployment=deployment, stage=stage, replica=replica, at_ms=at_ms, unsaid_ms=unsaid_ms))
         return tuple(found)
 
     def _leaps(self) -> tuple[Leap, ...]:

@@ -100,7 +100,12 @@ class Observations:
     refused: list[tuple[int, str]] = field(
         default_factory=list
     )  # how much was planned when the first stage took no piece
-    deaths: list[tuple[float, frozenset[str]]] = field(default_factory=list)  # of replicas, and what they held
+    deaths: list[tuple[float, frozenset[str]]] = field(
+        default_factory=list
+    )  # noticed ones, and what replicas held then
+    lost: list[tuple[int, frozenset[str]]] = field(
+        default_factory=list
+    )  # how much was planned at a death, what was held
     errands: dict[str, list[tuple[float, str, RequestOutput | None]]] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)  # operations, by control id: a repeated one is answered again
     answers: dict[str, int] = field(default_factory=dict)

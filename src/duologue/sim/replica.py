@@ -124,6 +124,7 @@ class SimReplica(StageClient):
         self._travelling.clear()
         if sink is not None and self._inner.healthy:
             self._unsaid = sink
+            self._seen.lost.append((len(self._seen.planned), frozenset(self._held)))
             self._inner.die(RuntimeError(reason))
         self._release()
         if unsaid_s:

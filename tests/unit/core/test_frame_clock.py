@@ -6,6 +6,7 @@ import pytest
 from msgspec import structs
 
 from duologue.engine.duplex.commands import BargeIn
+from duologue.engine.duplex.core.items import Replaced, ReplicaLost
 from duologue.engine.duplex.events import ResponseDone, ResponseListen
 from duologue.engine.duplex.results import TurnEnded
 from tests.unit.core.harness import MANUAL, NATIVE, RATE, World, speech
@@ -96,3 +97,21 @@ def test_other_resident_models_hear_nothing_while_nothing_is_said() -> None:
     stream(world, 3, 80)
     world.advance(10.0)
     assert silence(world) == 0
+
+
+@pytest.mark.parametrize("stood", [True, False])
+def test_a_clock_that_ran_when_its_placement_was_lost_runs_on_in_the_next_one(stood: bool) -> None:
+    """All input had been taken, so nothing else would begin the request in which the model hears it again."""
+    world = World(MANUAL, capabilities=LOCKED)
+    stream(world, 4, 80)
+    if not stood:
+        world.advance(60.0)
+    count = len(world.submits)
+    world.apply(ReplicaLost(message="gone"))
+    world.advance(1.0)
+    assert len(world.submits) == count
+    world.apply(Replaced())
+    world.advance(60.0)
+    again = world.submits[count:]
+    assert len(again) == LOCKED.max_silence_units * stood and all(unit.silence for unit in again)
+    assert [unit.rebuild for unit in again[:2]] == [True, False][: 2 * stood]

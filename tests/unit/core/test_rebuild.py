@@ -19,7 +19,14 @@ from duologue.engine.duplex.events import (
     ResponseDone,
     SessionRecovered,
 )
-from duologue.engine.duplex.results import FunctionCall, Listened, ModelResult, TurnEnded, UserTranscript
+from duologue.engine.duplex.results import (
+    ContextUsed,
+    FunctionCall,
+    Listened,
+    ModelResult,
+    TurnEnded,
+    UserTranscript,
+)
 from duologue.errors import ErrorCode
 from tests.unit.core.harness import MANUAL, NATIVE, RATE, VAD, World, audio, speech
 
@@ -320,3 +327,16 @@ def test_audio_of_turns_that_wait_for_a_place_is_held_once() -> None:
     world.reply("Here.")
     world.advance(2.0)
     assert world.state.held_input_bytes == 0
+
+
+def test_a_rebuilt_context_is_as_full_as_the_lost_one_was() -> None:
+    """Input that waited for the placement does not overflow it before its model has told how full it is."""
+    world = World(MANUAL, capabilities=structs.replace(NATIVE, context_units=24, compacts=False))
+    world.append(bytes(UNIT))
+    world.speak(ContextUsed(used=20, limit=24, heard=1))
+    world.apply(LOST)
+    world.append(bytes(4 * UNIT))
+    world.apply(Replaced())
+    assert [submit.rebuild for submit in world.submits[1:]] == [True]
+    world.speak(ContextUsed(used=21, limit=24, heard=1))
+    assert len(world.submits) == 3, "from here on piece by piece"

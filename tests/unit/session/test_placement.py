@@ -132,6 +132,47 @@ async def test_a_resident_model_that_can_be_rebuilt_goes_on_with_what_it_knew(ru
         assert not anna.of(ErrorRaised) and not ben.of(SessionRecovered)
 
 
+@pytest.mark.parametrize("config", [GROUPED, DuplexSessionRuntimeConfig()], ids=["grouped", "anywhere"])
+@pytest.mark.parametrize("told", [True, False])
+@virtual
+async def test_a_replica_that_refuses_before_anybody_was_told_of_its_death_costs_no_more(
+    config: DuplexSessionRuntimeConfig, told: bool, runtime: VirtualRuntime
+) -> None:
+    """What it refuses is heard by the next one, which knows all that was said before; nobody is told twice, nobody of an error."""
+    pipeline = resident_pipeline(runtime, Script(rebuilds=True), replicas=2)
+    async with engine(runtime, pipeline, config=config) as world:
+        anna = world.open(session_id="anna")
+        await anna.hear(tone(600, rate_hz=RATE_HZ))
+        dead, error = pipeline.clients[0][0], ConnectionError("killed")
+        sink, dead._sink = dead._sink, None
+        dead.die(error)
+        await anna.hear(silence(400, rate_hz=RATE_HZ))
+        if told and sink is not None:
+            sink.on_dead(error)
+        await anna.hear(silence(1_600, rate_hz=RATE_HZ))
+        done = await anna.until(ResponseDone)
+        assert done.status == "completed" and done.full_text.startswith("Unit 1 of answer 1.")
+        assert [(event.epoch, event.placement) for event in anna.of(SessionRecovered)] == [(1, 1)]
+        assert not anna.of(ErrorRaised)
+
+
+@pytest.mark.parametrize("config", [GROUPED, DuplexSessionRuntimeConfig()], ids=["grouped", "anywhere"])
+@virtual
+async def test_a_request_that_a_dead_replica_is_the_first_to_hear_of_is_made_again(
+    config: DuplexSessionRuntimeConfig, runtime: VirtualRuntime
+) -> None:
+    pipeline = ephemeral_pipeline(runtime, Script())
+    async with engine(runtime, pipeline, config=config) as world:
+        anna = world.open(MANUAL, session_id="anna")
+        dead = pipeline.clients[0][0]
+        dead._sink = None
+        dead.die(ConnectionError("killed"))
+        speak(anna)
+        await anna.until(SessionRecovered)
+        await anna.until(ResponseAudio, limit_s=60)
+        assert not anna.of(ErrorRaised)
+
+
 @virtual
 async def test_a_resident_model_whose_replica_does_not_come_back_ends_with_the_reason(runtime: VirtualRuntime) -> None:
     pipeline = resident_pipeline(runtime, Script(rebuilds=True))

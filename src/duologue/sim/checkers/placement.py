@@ -1,4 +1,7 @@
-"""Sessions that lost a replica go on, and say nothing twice (B3, decision 9)."""
+"""Sessions that lost a replica go on, and say nothing twice (B3, decision 9).
+
+Rule kept here: what was lost is what a replica held when it died, however long nobody noticed that.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from duologue.engine.duplex.events import (
     SessionRecovered,
 )
 from duologue.errors import ErrorCode
-from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, session_of
+from duologue.sim.checkers.evidence import Evidence, SessionEvidence, SiteEvidence, Violation, session_of
 
 _FIRST_RESTART_S: Final = 0.5
 _LATE_S: Final = 1.0
@@ -30,6 +33,24 @@ def check(evidence: Evidence) -> Iterator[Violation]:
         yield from _said_once(session)
         if calm and session.person is not None and not (session.site.by_groups or session.site.plan.load_ms):
             yield from _placed_anew(session)
+    if not (evidence.plan.replica_faults or evidence.plan.strikes):  # these may cost a request of a living replica
+        for site in evidence.sites:
+            yield from _left_behind(site)
+
+
+def _left_behind(site: SiteEvidence) -> Iterator[Violation]:
+    """A resident session whose request was lost goes on in another epoch: in the same one it would know nothing of it."""
+    if site.plan.family != "resident":
+        return
+    for count, held in site.seen.lost:
+        epochs = {p.request_id: p.fence.epoch for p in site.seen.planned[:count] if p.request_id in held and p.accepted}
+        owners = {session_of(request_id): (request_id, epoch) for request_id, epoch in epochs.items()}
+        for piece in site.seen.planned[count:]:
+            lost_id, epoch = owners.get(piece.session_id, (piece.request_id, -1))
+            if piece.request_id != lost_id and piece.fence.epoch == epoch:
+                text = f"{piece.request_id[-16:]} follows {lost_id[-16:]}, which was lost, in the same epoch"
+                yield Violation("D9", f"{piece.session_id}: {text}")
+                break
 
 
 def _recovered(session: SessionEvidence) -> Iterator[Violation]:

@@ -8,7 +8,7 @@ is one nothing is submitted, and that lasts no longer than ``rebuild_timeout_s``
 
 from __future__ import annotations
 
-from duologue.engine.duplex.core import answers, aside, cancel, pacing, submission
+from duologue.engine.duplex.core import answers, aside, cancel, pacing, resident, submission
 from duologue.engine.duplex.core.items import ReplicaLost
 from duologue.engine.duplex.core.responses import Response
 from duologue.engine.duplex.core.state import SessionState, WantedAnswer
@@ -32,6 +32,8 @@ def lost(s: SessionState, item: ReplicaLost) -> None:
     s.rebuild_by = wait_until if s.rebuild_by is None else min(s.rebuild_by, wait_until)
     s.lost_message = item.message
     s.lost_for_good |= item.pinned or s.resident_family
+    s.resident.share = resident.filled(s)
+    s.resident.clock_stood |= s.capabilities.frame_locked and s.silence.owner is not None
     unmade = cancel.leave_placement(s)
     aside.lost(s, item.message)
     s.resident.rebuild = s.resident_family
@@ -75,6 +77,8 @@ def replaced(s: SessionState) -> None:
     s.emit(SessionRecovered(epoch=s.fences.epoch, placement=s.placements))
     cancel.resume_input(s)
     submission.pump(s)
+    if s.resident.clock_stood:
+        resident.start_clock(s)
 
 
 def timed_out(s: SessionState) -> bool:

@@ -29,7 +29,24 @@ def _silence_bytes(s: SessionState) -> int:
 
 def _record(s: SessionState) -> StageRequestRecord:
     """The request of this epoch, opened with its first unit."""
-    return _running(s) or hearing.open_request(s, "resident", None)
+    return _running(s) or _open(s)
+
+
+def _open(s: SessionState) -> StageRequestRecord:
+    """A new request. One that takes another's place begins with as full a context as that had."""
+    record = hearing.open_request(s, "resident", None)
+    if s.resident.rebuild and not s.resident.compact:
+        record.context.share = s.resident.share
+    return record
+
+
+def filled(s: SessionState) -> float | None:
+    """How full the context of the running request is, what it has yet to tell of included; ``None`` if nobody knows."""
+    record = _running(s)
+    if record is None:
+        return s.resident.share if s.resident.rebuild else None
+    context, units = record.context, s.capabilities.context_units
+    return context.share if context.share is None or not units else context.share + sum(context.waiting) / units
 
 
 def _running(s: SessionState) -> StageRequestRecord | None:
@@ -51,7 +68,7 @@ def _piece(
 ) -> PendingAppend:
     begins, record = None, _running(s)
     if record is None:
-        record = hearing.open_request(s, "resident", None)
+        record = _open(s)
         begins = tuple(s.history.items)
     return PendingAppend(
         record.request_id,
@@ -275,6 +292,13 @@ def keep_clock(s: SessionState, *, silence: bool) -> None:
     clock.want(s.now, LISTENING)
 
 
+def start_clock(s: SessionState) -> None:
+    """The clock of a frame-locked model stood while there was no placement: what the model was given before that it hears
+    again with the next unit, and nobody else may send one."""
+    s.resident.clock_stood = False
+    s.silence.want(s.now, LISTENING)
+
+
 def _owner(s: SessionState) -> str | None:
     """For whom silence may be fed now."""
     if s.phase != "open":
@@ -325,7 +349,7 @@ def hand_over(s: SessionState, old: StageRequestRecord, *, answer: bool = True) 
     """
     if not s.tail.queue:
         return
-    record = hearing.open_request(s, "resident", None)
+    record = _open(s)
     s.tail.readdress(old.request_id, record.request_id, tuple(s.history.items))
     response = s.response
     if answer and response is not None and response.generating and response.request_id == old.request_id:
@@ -367,7 +391,7 @@ def too_late(s: SessionState, append: PendingAppend, *, accepted: bool) -> None:
         return
     record, items = _running(s), s.tail.queue[0].items if s.tail.queue else None
     if record is None:
-        record, items = hearing.open_request(s, "resident", None), tuple(s.history.items)
+        record, items = _open(s), tuple(s.history.items)
     if response is not None:
         record.response_id, response.request_id = response.response_id, record.request_id
     again = msgspec.structs.replace(append, request_id=record.request_id, items=items, number=0, state="queued")

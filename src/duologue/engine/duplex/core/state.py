@@ -232,6 +232,8 @@ class ResidentInput:
     committed_to: int = 0
     force_listen: bool = False  # the client wants the model to listen to what fills the next unit
     rebuild: bool = False  # the next request takes the place of one that is gone
+    share: float | None = None  # so full was the context of that one
+    clock_stood: bool = False  # a frame-locked model was going to hear more when it was lost, input or silence
     compact: bool = False  # and shall begin with less than that one held
 
 
