@@ -71,7 +71,7 @@ def test_what_a_coroutine_waits_for_is_found_through_all_that_lies_between() -> 
         _, watch = live(plan_of(number))
         assert watch is not None
         seen |= watch.points.keys()
-    assert "engine/stage_pool.py StagePool.submit_initial: replica.client.submit()" in seen
+    assert "engine/stage_pool.py StagePool.submit_initial: self._hand_over()" in seen
     assert "engine/stages/piece.py run_piece_async: async for outputs" in seen
     assert suspended_at(object()) == []
 

@@ -301,7 +301,8 @@ class _Draft:
         if not self.on & {"rebuild", "operations"} or self.dice.random() < 0.2:
             return ()
         stage = self.dice.randrange(self._stages())
-        return (Death(stage=stage, replica=self.dice.randrange(2), at_ms=self.dice.choice((500, 1_300, 1_700))),)
+        replica, at_ms = self.dice.randrange(2), self.dice.choice((500, 1_300, 1_700))
+        return (Death(stage=stage, replica=replica, at_ms=at_ms, unsaid_ms=400 * (stage == 0)),)
 
     def _slow(self) -> tuple[ReplicaFault, ...]:
         """What goes between engine and replica takes its time, and with failures some of it fails."""

@@ -138,7 +138,7 @@ async def test_a_resident_model_that_can_be_rebuilt_goes_on_with_what_it_knew(ru
 async def test_a_replica_that_refuses_before_anybody_was_told_of_its_death_costs_no_more(
     config: DuplexSessionRuntimeConfig, told: bool, runtime: VirtualRuntime
 ) -> None:
-    """What it refuses is heard by the next one, which knows all that was said before; nobody is told twice, nobody of an error."""
+    """What it refuses is heard by the next one, which knows what was said before; the session is told once, and no error."""
     pipeline = resident_pipeline(runtime, Script(rebuilds=True), replicas=2)
     async with engine(runtime, pipeline, config=config) as world:
         anna = world.open(session_id="anna")
