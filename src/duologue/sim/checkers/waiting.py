@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+import msgspec
+
+from duologue.config.stage_config import DuplexSessionRuntimeConfig
 from duologue.engine.duplex.events import SessionClosed, SessionExpired
 from duologue.sim.checkers.evidence import Evidence, SiteEvidence, Violation
 from duologue.sim.observation import Admission
@@ -37,9 +40,8 @@ def _in_turn(site: SiteEvidence, waited: list[Admission]) -> Iterator[Violation]
 
 
 def _bounded(site: SiteEvidence, waited: list[Admission]) -> Iterator[Violation]:
-    longest, places = site.plan.runtime.get("max_wait_s"), site.plan.runtime.get("max_waiting_sessions")
-    assert isinstance(longest, int | float)
-    assert isinstance(places, int)
+    settings = msgspec.convert(site.plan.runtime, DuplexSessionRuntimeConfig)
+    longest, places = settings.max_wait_s, settings.max_waiting_sessions or 0
     starting_s = 3 * site.plan.load_ms / 1000  # stage after stage; the wait begins when the engine has started
     for guest in waited:
         ended = guest.answered
