@@ -16,6 +16,7 @@ from websockets.exceptions import ConnectionClosed
 from duologue.clock import Runtime
 from duologue.server.app import RealtimeServer
 from duologue.server.engine import EnginePort
+from duologue.server.hello import read_hello
 from duologue.server.serve import Listening, ServeConfig, running
 from tests.unit.server.fake_engine import FakeEngine
 
@@ -40,17 +41,27 @@ class Server:
     async def client(self, path: str = "/v1/realtime", **options: Any) -> AsyncIterator[Talker]:
         # Without a bound on unread frames, a test may leave some: a full queue would hold up the closing handshake.
         async with connect(self.url + path, compression=None, max_size=None, max_queue=None, **options) as socket:
-            yield Talker(socket)
+            yield Talker(socket, path)
+
+
+TALKERS: list[Talker] = []
+"""Every client of the test that runs, for the checkers that are shared with the simulator (see ``conftest.py``)."""
 
 
 class Talker:
     """One client that remembers what it read."""
 
-    def __init__(self, socket: ClientConnection) -> None:
+    def __init__(self, socket: ClientConnection, path: str) -> None:
         self.socket = socket
+        where, _, query = path.partition("?")
+        self.dialect = read_hello(where, query).dialect
+        self.resumes: dict[str, Any] = {}  # what it asked to resume, if it did
         self.frames: list[Frame] = []
+        TALKERS.append(self)
 
     async def send(self, type: str, **fields: object) -> None:
+        if type == "session.resume" and not self.frames:
+            self.resumes = fields
         await self.socket.send(json.dumps({"type": type, **fields}))
 
     async def next(self) -> Frame:

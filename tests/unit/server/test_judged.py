@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.server.conftest import found
 from tests.unit.server.driver import World, resumable
 from tests.unit.server.fake_engine import answer
+from tests.unit.server.reading import found
 from tests.unit.server.test_resume import opened, resume
 
 
