@@ -2,16 +2,17 @@
 
 Rules kept here: each call is run once, whatever becomes of the connection; its result goes out as soon as it is there; when
 every call of a response has its result and the response is over, the model is asked to go on, once; calls of a response that
-was stopped are stopped too, and nothing is sent for them; a function that raises tells the model so, and nothing of why.
+was stopped are stopped too, and nothing is sent for them; a function that raises tells the model so, and nothing of why;
+arguments that are none tell it what is wrong with them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -21,56 +22,70 @@ from duologue.wire.server_events import ArgumentsDone, ResponseDone
 
 logger = init_logger(__name__)
 
-Answer = str | Mapping[str, object] | None
-"""What a function gives: text as it is, a mapping as JSON, ``None`` as an empty result."""
-Implementation = Callable[[Mapping[str, object]], Answer | Awaitable[Answer]]
+Answer = str | msgspec.Struct | None
+"""What a function gives: text as it is, a struct as JSON, ``None`` as an empty result."""
+ArgumentsT = TypeVar("ArgumentsT", bound=msgspec.Struct)
 
 _FAILED = "The function failed."
-_BAD_ARGUMENTS = "The arguments were not a JSON object."
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer(Generic[ArgumentsT]):
+    tool: Tool
+    implementation: Callable[[ArgumentsT], Answer | Awaitable[Answer]]
+    decoder: msgspec.json.Decoder[ArgumentsT]
+
+
+def _schema(arguments: type[msgspec.Struct]) -> msgspec.Raw:
+    """The schema of an object itself: not every model follows a reference to it."""
+    (top,), parts = msgspec.json.schema_components([arguments], ref_template="#/$defs/{name}")
+    schema = parts[str(top["$ref"]).rpartition("/")[2]]
+    named = b"#/$defs/" in msgspec.json.encode(schema)  # other structs, or itself
+    return msgspec.Raw(msgspec.json.encode({**schema, "$defs": parts} if named else schema))
 
 
 class Functions:
     """A set of functions. ``add`` registers one; pass the set to :func:`duologue.client.connect`."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[Tool, Implementation]] = {}
+        self._known: dict[str, _Offer[Any]] = {}
 
     def add(
         self,
-        implementation: Implementation,
+        implementation: Callable[[ArgumentsT], Answer | Awaitable[Answer]],
+        arguments: type[ArgumentsT],
         *,
         name: str | None = None,
         description: str = "",
-        parameters: Mapping[str, object] | None = None,
     ) -> None:
-        """Offer ``implementation``, which gets the arguments as a mapping and may be async; sync ones must not block.
+        """Offer ``implementation``, which gets ``arguments`` and may be async; sync ones must not block.
 
-        ``name``: the function's own, if it is not given. ``parameters``: a JSON schema. Raises ``ValueError`` for a name
-        that is taken.
+        ``arguments``: a ``msgspec.Struct`` class, of which the model is told the JSON schema, docstrings and limits
+        (``msgspec.Meta``) included. ``name``: the function's own, if it is not given. Raises ``ValueError`` for a name that
+        is taken.
         """
         called = name or getattr(implementation, "__name__", "")
         if not called or called in self._known:
             raise ValueError(f"a function needs a name of its own, got {called!r}")
-        schema = parameters if parameters is not None else {"type": "object", "properties": {}}
-        tool = Tool(name=called, description=description, parameters=msgspec.Raw(msgspec.json.encode(schema)))
-        self._known[called] = (tool, implementation)
+        tool = Tool(name=called, description=description, parameters=_schema(arguments))
+        self._known[called] = _Offer(tool, implementation, msgspec.json.Decoder(arguments))
 
     def tools(self) -> list[Tool]:
         """What a session offers to its model."""
-        return [tool for tool, _ in self._known.values()]
+        return [offer.tool for offer in self._known.values()]
 
     def __contains__(self, name: str) -> bool:
         return name in self._known
 
     async def call(self, name: str, arguments: str) -> str:
         """The result of one call, as text; never raises but for cancellation and ``KeyError``."""
-        _, implementation = self._known[name]
+        offer = self._known[name]
         try:
-            given = msgspec.json.decode(arguments or "{}", type=dict[str, object])
-        except msgspec.DecodeError:
-            return _BAD_ARGUMENTS
+            given = offer.decoder.decode(arguments or "{}")
+        except msgspec.DecodeError as fault:
+            return f"The arguments do not fit: {fault}."
         try:
-            answer = implementation(given)
+            answer = offer.implementation(given)
             found = await answer if inspect.isawaitable(answer) else answer
             if found is None or isinstance(found, str):
                 return found or ""

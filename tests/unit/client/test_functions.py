@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import pytest
 
 from duologue.client import ClientSession, Functions
@@ -38,28 +39,36 @@ def results(socket: ScriptedSocket) -> dict[str, str]:
     return {event["item"]["call_id"]: event["item"]["output"] for event in socket.sent if event["type"] == RESULT}
 
 
+class Arguments(msgspec.Struct):
+    a: int = 0
+
+
+class Sum(msgspec.Struct):
+    sum: int
+
+
 class Desk:
     """A function that answers when it is told to."""
 
     def __init__(self) -> None:
-        self.asked: list[Mapping[str, object]] = []
+        self.asked: list[Arguments] = []
         self.open = asyncio.Event()
         self.cancelled = 0
 
-    async def add(self, arguments: Mapping[str, object]) -> Answer:
+    async def add(self, arguments: Arguments) -> Answer:
         self.asked.append(arguments)
         try:
             await self.open.wait()
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        return {"sum": 3}
+        return Sum(sum=3)
 
 
 def desk() -> tuple[Desk, Functions]:
     one = Desk()
     functions = Functions()
-    functions.add(one.add, description="Adds.", parameters={"type": "object"})
+    functions.add(one.add, Arguments, description="Adds.")
     return one, functions
 
 
@@ -79,10 +88,11 @@ async def test_the_model_goes_on_when_every_result_is_there_and_the_response_is_
     one, functions = desk()
     async with meeting(functions) as (session, socket):
         (tool,) = socket.sent[0]["session"]["tools"]
-        assert tool == {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}}
+        assert (tool["type"], tool["name"], tool["description"]) == ("function", "add", "Adds.")
+        assert tool["parameters"]["properties"] == {"a": {"type": "integer", "default": 0}}
         calls(socket, "r", "c1", "c2")
         await asyncio.sleep(1.0)
-        assert one.asked == [{"a": 1}, {"a": 1}] and not results(socket)
+        assert one.asked == [Arguments(a=1), Arguments(a=1)] and not results(socket)
         one.open.set()
         await socket.until(RESULT, 2)
         assert results(socket) == {"c1": '{"sum":3}', "c2": '{"sum":3}'}
@@ -168,17 +178,17 @@ async def test_a_function_that_is_not_ours_is_left_to_the_application() -> None:
         await closing(socket)
 
 
-def plain(arguments: Mapping[str, object]) -> Answer:
+def plain(arguments: Arguments) -> Answer:
     del arguments
     return "text"
 
 
-def nothing(arguments: Mapping[str, object]) -> Answer:
+def nothing(arguments: Arguments) -> Answer:
     del arguments
     return None
 
 
-def broken(arguments: Mapping[str, object]) -> Answer:
+def broken(arguments: Arguments) -> Answer:
     raise ValueError(f"secret {arguments}")
 
 
@@ -189,18 +199,46 @@ def broken(arguments: Mapping[str, object]) -> Answer:
         (plain, "", "text"),
         (nothing, "{}", ""),
         (broken, "{}", "The function failed."),
-        (plain, "[1]", "The arguments were not a JSON object."),
-        (plain, "{", "The arguments were not a JSON object."),
+        (plain, "[1]", "The arguments do not fit: Expected `object`, got `array`."),
+        (plain, '{"a": "one"}', "The arguments do not fit: Expected `int`, got `str` - at `$.a`."),
+        (plain, "{", "The arguments do not fit: Input data was truncated."),
     ],
 )
 def test_what_the_model_is_told(function: Any, arguments: str, said: str) -> None:
     functions = Functions()
-    functions.add(function, name="f")
+    functions.add(function, Arguments, name="f")
     assert asyncio.run(functions.call("f", arguments)) == said
 
 
 def test_a_name_is_given_once() -> None:
     functions = Functions()
-    functions.add(plain)
+    functions.add(plain, Arguments)
     with pytest.raises(ValueError, match="'plain'"):
-        functions.add(plain)
+        functions.add(plain, Arguments)
+
+
+class Leg(msgspec.Struct):
+    """One part of a journey."""
+
+    to: str
+    nights: Annotated[int, msgspec.Meta(ge=0, description="how long to stay")] = 1
+
+
+class Journey(msgspec.Struct):
+    legs: list[Leg]
+
+
+def test_a_model_is_told_the_schema_of_what_a_function_takes() -> None:
+    functions = Functions()
+    functions.add(plain, Arguments)
+    functions.add(lambda journey: journey.legs[0].to, Journey, name="travel", description="Books.")
+    simple, nested = functions.tools()
+    kept = msgspec.json.decode(simple.parameters)
+    assert kept["type"] == "object" and "$defs" not in kept
+    schema = msgspec.json.decode(nested.parameters)
+    assert (nested.name, nested.description, schema["type"]) == ("travel", "Books.", "object")
+    assert schema["properties"]["legs"]["items"] == {"$ref": "#/$defs/Leg"} and schema["required"] == ["legs"]
+    leg = schema["$defs"]["Leg"]
+    assert leg["description"] == "One part of a journey."
+    assert leg["properties"]["nights"]["description"] == "how long to stay"
+    assert asyncio.run(functions.call("travel", '{"legs": [{"to": "Rome"}]}')) == "Rome"
