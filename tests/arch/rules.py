@@ -1,4 +1,4 @@
-"""Import rules that the layer table cannot say, as functions from a tree of files to the breaches found in it.
+"""Rules of imports and signatures that no layer table says, as functions from a tree of files to the breaches in it.
 
 Each takes the modules to judge, so that fixtures can show that each can fail.
 """
@@ -6,6 +6,7 @@ Each takes the modules to judge, so that fixtures can show that each can fail.
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,16 @@ BANNED_IN_CORE = frozenset(
 )
 PLUGIN = "duologue.engine.duplex.plugin"
 CORE = "duologue.engine.duplex.core"
+
+# Documented to take dicts, which become typed items at entry.
+PAYLOADS = frozenset(
+    {
+        ("duologue.engine.duplex.session.runner", "emit"),
+        ("duologue.engine.duplex.session.payload", "item_from"),
+    }
+)
+MAPPING_OF_ANYTHING = re.compile(r"\b(dict|Mapping|MutableMapping)\[str, (object|Any)\]")
+NO_PRODUCT = ("duologue.sim", "duologue.bench", "duologue.demo")
 
 # The interpreter (3.11) takes a call with more values on its stack than this through a dictionary.
 STACK_OF_A_CALL = 30
@@ -132,3 +143,22 @@ def name_breaches(modules: Mapping[str, Path]) -> list[str]:
         for part in [name.rpartition(".")[2]]
         if part in MODULE_NAMES_BANNED or part.startswith("base_")
     ]
+
+
+def signature_breaches(modules: Mapping[str, Path]) -> list[str]:
+    """Public functions that take or return a mapping of anything: what crosses a boundary has a type of its own."""
+    return [
+        f"{path}:{node.lineno} {node.name} has {part} in its signature"
+        for name, path in modules.items()
+        if not any(within(name, package) for package in NO_PRODUCT)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_")
+        if (name, node.name) not in PAYLOADS
+        for part in _annotations(node)
+        if MAPPING_OF_ANYTHING.search(part)
+    ]
+
+
+def _annotations(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    return [ast.unparse(part) for part in (*(one.annotation for one in given), node.returns) if part is not None]

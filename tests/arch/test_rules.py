@@ -1,4 +1,4 @@
-"""The import rules beyond the layer table hold, and each of them can fail."""
+"""The rules of imports and signatures beyond the layer table hold, and each of them can fail."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ RULES: dict[str, Rule] = {
     "heavy": rules.heavy_breaches,
     "names": rules.name_breaches,
     "calls": rules.call_breaches,
+    "signatures": rules.signature_breaches,
 }
 
 
@@ -76,6 +77,17 @@ CASES: list[tuple[str, str, str, bool]] = [
     ("names", "duologue.server.utils", "", True),
     ("names", "duologue.server.base_connection", "", True),
     ("names", "duologue.server.connection", "", False),
+    ("signatures", "duologue.server.journal", "def f(a: dict[str, object]) -> None: ...", True),
+    (
+        "signatures",
+        "duologue.server.journal",
+        "class C:\n    async def f(self, *, a: Mapping[str, Any] | None): ...",
+        True,
+    ),
+    ("signatures", "duologue.server.journal", "def f() -> list[dict[str, Any]]: ...", True),
+    ("signatures", "duologue.server.journal", "def _f(a: dict[str, object]) -> dict[str, int]: ...", False),
+    ("signatures", "duologue.server.journal", "def f(a: dict[str, bytes]) -> dict[str, int]: ...", False),
+    ("signatures", "duologue.engine.duplex.session.runner", "def emit(self, payload: dict[str, object]): ...", False),
 ]
 
 
