@@ -20,7 +20,7 @@ from duologue.sim.checkers import judge
 from duologue.sim.conversation import Conversation, Heard
 from duologue.sim.loop import VirtualRuntime, virtual
 from duologue.sim.mutation import applied
-from duologue.sim.mutations import MUTATIONS
+from duologue.sim.mutations import MUTATIONS, Edit, Mutation
 from duologue.sim.network import Pipe
 from duologue.sim.observation import Admission, Observations
 from duologue.sim.outcome import evidence_of, live
@@ -31,6 +31,7 @@ from duologue.sim.plan import (
     Link,
     Lose,
     Order,
+    Person,
     Plan,
     ReplicaFault,
     Rest,
@@ -423,3 +424,20 @@ def test_a_free_slot_is_for_who_waits_and_nobody_else_is_refused_for_it(
     later = Admission(at=1.0, session_id="later", held=1, number=8, refused="resource_exhausted", answered=1.0)
     seen(world).admissions += [first, later]
     assert ("B5" in broken(world)) is not fine
+
+
+SLOW_WAY = Plan(
+    seed=1,
+    deployments=(Deployment(family="resident", unit_ms=0, lag_ms=500),),
+    people=(Person(name="ann", voice=(Say(chunk_bytes=641),), choices=Choices(auto_response=True), leave="stay"),),
+)
+
+
+def test_what_a_resident_model_is_still_at_work_on_when_idleness_is_judged_is_judged_later() -> None:
+    assert broken(lived(SLOW_WAY)) == []
+    gate = "if not self.queue or self.blocked"
+    stuck = Edit("duologue.engine.duplex.core.tail:AppendTail.next", f"{gate}:", f"{gate} or self.accepted == 50:")
+    with applied(Mutation("a queue that stops", "what waits is submitted", (stuck,))):
+        world = lived(SLOW_WAY)
+    (text,) = (found.text for found in judge(evidence_of(world)) if found.rule == "B20")
+    assert not text.startswith("18 s"), "it was still at work then"

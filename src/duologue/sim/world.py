@@ -114,30 +114,41 @@ class World:
         if not staying:
             return
         stayed = {talk.session_id for talker in staying for talk in talker.conversations}
-        await asyncio.sleep(IDLE_AFTER_S)
+        after_s = IDLE_AFTER_S
+        await asyncio.sleep(after_s)
+        while after_s < WORK_LIMIT_S and (stayed := self._look(stayed, after_s)):
+            after_s += WORKS_S
+            await asyncio.sleep(WORKS_S)
+
+    def _look(self, stayed: set[str], after_s: float) -> set[str]:
+        """Note what waits in these sessions; returns those of which nothing can be said yet, since their model works."""
+        working: set[str] = set()
         for site in self.sites:
             manager = site.orchestrator.session_manager
             for attachment in site.hub.sessions:
-                runner = manager.runner(attachment.session_id)
-                if runner is None or attachment.owner is None or attachment.session_id not in stayed:
+                session_id = attachment.session_id
+                runner = manager.runner(session_id)
+                if runner is None or attachment.owner is None or session_id not in stayed:
                     continue
-                if runner.session.active_response_id is not None:
-                    continue
-                self.trace.count("looked_at_idle")
                 # A resident model's request lives as long as its epoch; what was taken is for the socket to say.
                 kept = ("untaken", "requests") if site.plan.family == "resident" else ("untaken",)
                 left = {name: size for name, size in runner.session.tables().items() if size and name not in kept}
-                if self._is_behind(site, attachment.session_id):
-                    left.pop("append_queue", None)  # a slow model hears bit by bit what it was told in a burst
+                answers = runner.session.active_response_id is not None
+                if (left or answers) and self._works(site, session_id):
+                    working.add(session_id)
+                    continue
+                if answers:
+                    continue
+                self.trace.count("looked_at_idle")
                 waiting = left if runner.session.phase == "open" else {}
-                idle = Idle(IDLE_AFTER_S, attachment.session_id, runner.session.held(), waiting)
-                site.seen.samples.append(idle)
+                site.seen.samples.append(Idle(after_s, session_id, runner.session.held(), waiting))
+        return working
 
-    def _is_behind(self, site: Site, session_id: str) -> bool:
-        """Whether a resident model that has to tell when there is room for more is at work on what it was given."""
+    def _works(self, site: Site, session_id: str) -> bool:
+        """Whether a resident model is at work on what it was given: faster than it, or than the way to it, is who speaks."""
         since = self.trace.now() - WORKS_S
         made = (made for made in reversed(site.seen.output) if session_of(made.request_id) == session_id)
-        last = next(made, None) if site.plan.context_units else None
+        last = next(made, None) if site.plan.family == "resident" else None
         return last is not None and last.at >= since
 
     async def _end_clients(self) -> None:
