@@ -143,12 +143,16 @@ class SimReplica(StageClient):
             self._missed = True
             self._seen.deaths.append((self._seen.trace.now(), frozenset(self._held)))
 
-    def _refuse_when_dead(self, request: StageRequest) -> None:
-        if self._inner.healthy:
-            return
+    def _betray(self) -> None:
+        """A piece is refused for want of a replica: a death that nobody has told is known by that."""
         if self._unsaid is not None:
             self._seen.trace.count("replica.refused_unsaid")
             self._miss()
+
+    def _refuse_when_dead(self, request: StageRequest) -> None:
+        if self._inner.healthy:
+            return
+        self._betray()
         if self._stage_id == 0:
             self._seen.refused.append((len(self._seen.planned), request.request_id))
         raise StageFault(ErrorCode.REPLICA_UNAVAILABLE, "This replica is not running.")
@@ -209,7 +213,9 @@ class SimReplica(StageClient):
             await asyncio.sleep(self._desk.plan.lag_ms / 1000)
         try:
             return await self._suffer(self._faults.next(operation))
-        except Exception:
+        except Exception as error:
+            if isinstance(error, StageFault) and error.code is ErrorCode.REPLICA_UNAVAILABLE:
+                self._betray()
             if self._stage_id == 0:
                 self._seen.refused.append((len(self._seen.planned), request.request_id))
             raise
