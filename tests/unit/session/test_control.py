@@ -22,7 +22,7 @@ from duologue.engine.duplex.commands import (
     RetrieveItem,
     UpdateSession,
 )
-from duologue.engine.duplex.core.items import ReplicaLost
+from duologue.engine.duplex.core.items import Replaced, ReplicaLost
 from duologue.engine.duplex.events import (
     ErrorRaised,
     HeartbeatAcknowledged,
@@ -120,6 +120,21 @@ async def test_whoever_sends_is_there_although_what_is_sent_has_to_wait(runtime:
     expiry = there.runner.session.lease_expiry
     assert expiry(runtime.now() + 9.9) is None
     assert expiry(runtime.now() + 10.0) == "idle_ttl_expired"
+
+
+@virtual
+async def test_what_is_sent_after_the_end_is_not_tried_for_ever(runtime: VirtualRuntime) -> None:
+    there = desk(runtime, plugin=ResidentPlugin(Script()))
+    there.runner.submit(AppendAudio(audio=tone(500, rate_hz=RATE_HZ)))
+    there.runner.apply(ReplicaLost(message="It is gone."))
+    there.runner.submit(UpdateSession(patch=SessionPatch(instructions="later")))
+    await there.runner.shutdown()
+    there.runner.submit(RetrieveItem(item_id="item"))
+    assert there.runner.session.holding
+    there.runner.apply(Replaced())
+    assert not there.runner.session.holding
+    runtime.loop.stall_turns = 1_000
+    await asyncio.sleep(0.1)
 
 
 @virtual

@@ -174,6 +174,31 @@ async def test_of_a_long_append_the_rest_is_no_append_of_its_own_when_the_sessio
         assert refused == (["next"] if slices > 1 else [])
 
 
+@pytest.mark.parametrize("cause", [ErrorCode.CONTEXT_FULL, ErrorCode.RUNTIME_PLUGIN_FAILED])
+@virtual
+async def test_of_a_long_append_nothing_is_kept_when_its_beginning_ends_the_session(
+    runtime: VirtualRuntime, cause: ErrorCode
+) -> None:
+    """The session may be over at once, or wait until the stages are clean: nobody is told of the rest, nor waits for it."""
+    full = cause is ErrorCode.CONTEXT_FULL
+    pipeline = resident_pipeline(runtime, Script(unit_ms=1_000, context_units=1) if full else Script())
+    if not full:
+
+        def fail(state: object, request: object) -> None:
+            raise RuntimeError("it cannot plan")
+
+        pipeline.plugin.plan_append = fail  # type: ignore[method-assign, assignment]
+    async with engine(runtime, pipeline) as world:
+        runtime.loop.stall_turns = 10_000
+        client = world.open(config=MANUAL)
+        client.send(AppendAudio(audio=bytes(3 * SLICE_BYTES), event_id="long"))
+        await client.until(SessionExpired)
+        await asyncio.sleep(1.0)
+        assert [error.code for error in client.of(ErrorRaised)] == [cause]
+        assert len(client.terminals) == 1 and client.kinds[-1] == type(client.terminals[0]).__name__
+        assert world.everything() == {}
+
+
 @virtual
 async def test_a_close_while_an_append_waits_ends_the_session_once(runtime: VirtualRuntime) -> None:
     """The stage errors while the append is being withdrawn: there must still be one terminal, from one owner."""

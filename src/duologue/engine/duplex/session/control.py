@@ -174,8 +174,8 @@ class SessionControl:
             return
         pieces = [audio[start : start + SLICE_BYTES] for start in range(0, len(audio), SLICE_BYTES)]
         self._decode(command, pieces[0], following_bytes=self._decoded_bytes(len(audio) - len(pieces[0])))
-        if self._ctx.session.refuses_input:
-            return
+        if self._ctx.session.refuses_input or self._ctx.run.closing:
+            return  # refused whole; or it ended the session, which wants nothing more of it
         later = [
             AppendAudio(
                 audio=piece,
@@ -198,7 +198,7 @@ class SessionControl:
         return samples * self._model_rate_hz // self._format.rate_hz * 2
 
     def _schedule(self) -> None:
-        if not self._scheduled and self._waiting:
+        if not self._scheduled and self._waiting and not self._closed:
             self._scheduled = True
             self._ctx.runtime.call_at(self._ctx.runtime.now(), self._continue)
 
