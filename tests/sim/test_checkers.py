@@ -14,6 +14,7 @@ from duologue.config.session import SessionPatch
 from duologue.engine.duplex import events
 from duologue.engine.duplex.commands import CreateResponse, DuplexCommand, Heartbeat, UpdateSession
 from duologue.engine.duplex.messages import OutputInvalidated
+from duologue.errors import ErrorCode
 from duologue.outputs import RequestOutput
 from duologue.server.transport import SocketLostError
 from duologue.sim.checkers import judge
@@ -47,7 +48,7 @@ from duologue.sim.trace import Trace
 from duologue.sim.world import World
 from duologue.wire import server_events as wire
 from duologue.wire.objects import ErrorBody
-from tests.sim.scenes import CALM, PATIENT, RESIDENT, RESUMED, TALK, find, plan, seen, told
+from tests.sim.scenes import BEATING, CALM, PATIENT, RESIDENT, RESUMED, TALK, find, plan, seen, told
 
 
 def lived(scene: Plan = TALK) -> World:
@@ -441,3 +442,19 @@ def test_what_a_resident_model_is_still_at_work_on_when_idleness_is_judged_is_ju
         world = lived(SLOW_WAY)
     (text,) = (found.text for found in judge(evidence_of(world)) if found.rule == "B20")
     assert not text.startswith("18 s"), "it was still at work then"
+
+
+@pytest.mark.parametrize("late", ["", "in the queue", "overflown"])
+def test_a_command_without_an_answer_is_noticed_unless_its_session_ended_as_it_came(late: str) -> None:
+    """At the end of an opening that took long, or by the very answer, for which there was no room."""
+    world = lived(BEATING)
+    talk, entries = _talk(world), told(world)
+    talk.heard[:] = [entry for entry in talk.heard if not isinstance(entry.event, wire.HeartbeatAck)]
+    (asked,) = (read.at for read in talk.read if read.kind == "Heartbeat")
+    if late == "in the queue":
+        entries[:] = [msgspec.structs.replace(entry, at=entries[-1].at) for entry in entries]
+    elif late:
+        place = next(index for index, entry in enumerate(entries) if entry.at >= asked)
+        fault = events.ErrorRaised(code=ErrorCode.OUTPUT_BACKPRESSURE, message="full")
+        entries.insert(place, msgspec.structs.replace(entries[place], at=asked, event=fault))
+    assert ("B20" in broken(world)) is not bool(late)

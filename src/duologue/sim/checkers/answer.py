@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
+from duologue.engine.duplex.events import ErrorRaised, SessionEvent
+from duologue.errors import ErrorCode
 from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation
 from duologue.wire import encode
 from duologue.wire import server_events as wire
@@ -43,10 +45,9 @@ def check(evidence: Evidence) -> Iterator[Violation]:
 def _answered(session: SessionEvidence, *, prompt: bool) -> Iterator[Violation]:
     talk = session.talk
     assert talk is not None
-    # What was read while the session was ending is answered or not; what was read before must be.
-    ended = min((told.at for told in session.told[-1:]), default=0.0)
-    asked = Counter(read.kind for read in talk.read if read.event_id is not None and read.at < ended)
-    late = Counter(read.kind for read in talk.read if read.event_id is not None and read.at >= ended)
+    due = _due(session)
+    asked = Counter(read.kind for read in talk.read if read.event_id is not None and due(read.at))
+    late = Counter(read.kind for read in talk.read if read.event_id is not None and not due(read.at))
     kinds = {read.event_id: read.kind for read in talk.read if read.event_id is not None}
     got: Counter[str] = Counter()
     for entry in talk.heard:
@@ -64,17 +65,32 @@ def _answered(session: SessionEvidence, *, prompt: bool) -> Iterator[Violation]:
             yield Violation("B20", f"{talk.name}: {got[kind]} answers to {least} to {most} commands {kind}")
 
 
+def _due(session: SessionEvidence) -> Callable[[float], bool]:
+    """Whether what was read at an instant must be answered: not while the session was ending, when it is answered or not.
+
+    Who waits for a slot is read all the same, and its session hears of that when it begins. An answer that there is no room
+    for ends the session in its place.
+    """
+    begun, ended = (session.told[0].at, session.told[-1].at) if session.told else (0.0, 0.0)
+    overflown = {told.at for told in session.told if _is_overflow(told.event)}
+    return lambda at: max(at, begun) < ended and at not in overflown
+
+
+def _is_overflow(event: SessionEvent) -> bool:
+    return isinstance(event, ErrorRaised) and event.code is ErrorCode.OUTPUT_BACKPRESSURE
+
+
 def _updated(session: SessionEvidence, *, prompt: bool) -> Iterator[Violation]:
     talk = session.talk
     assert talk is not None
-    ended = session.told[-1].at
+    due = _due(session)
     updates = {read.event_id: read.at for read in talk.read if read.kind == "SessionUpdate"}
     refused = {
         entry.event.error.event_id
         for entry in talk.heard
         if isinstance(entry.event, wire.Error) and entry.event.error.event_id in updates
     }
-    certain = prompt * sum(at < ended for event_id, at in updates.items() if event_id not in refused)
+    certain = prompt * sum(due(at) for event_id, at in updates.items() if event_id not in refused)
     got = sum(isinstance(entry.event, wire.SessionUpdated) for entry in talk.heard)
     # The session says session.updated once by itself when it begins, which also answers an update that opened it.
     if not certain - 1 <= got <= len(updates) - len(refused) + 2:
