@@ -340,3 +340,34 @@ def test_a_rebuilt_context_is_as_full_as_the_lost_one_was() -> None:
     assert [submit.rebuild for submit in world.submits[1:]] == [True]
     world.speak(ContextUsed(used=21, limit=24, heard=1))
     assert len(world.submits) == 3, "from here on piece by piece"
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_what_follows_a_request_that_the_model_ended_takes_nothings_place_after_a_loss_either(ended: bool) -> None:
+    """It begins with an empty context, as it does without a loss: nothing of what the lost one held is owed to it."""
+    world = World(MANUAL, capabilities=structs.replace(NATIVE, context_units=24, compacts=False))
+    world.append(bytes(UNIT))
+    world.speak(ContextUsed(used=20, limit=24, heard=1), finished=ended)
+    world.apply(LOST)
+    world.apply(Replaced())
+    world.append(bytes(UNIT))
+    first = world.submits[-1]
+    assert (first.first, first.rebuild) == (True, not ended)
+    world.apply(LOST)
+    world.apply(Replaced())
+    world.append(bytes(UNIT))
+    assert world.submits[-1].rebuild, "this one is lost as any other"
+
+
+def test_a_context_that_was_to_be_rolled_over_when_its_placement_was_lost_is_rolled_over_in_the_next() -> None:
+    world = World(MANUAL, capabilities=structs.replace(NATIVE, context_units=24, compacts=True))
+    world.append(bytes(UNIT))
+    world.speak(Listened(), ContextUsed(used=22, limit=24, heard=1))
+    world.apply(LOST)
+    world.apply(Replaced())
+    world.append(bytes(UNIT))
+    assert (world.submits[-1].rebuild, world.submits[-1].compact) == (True, True)
+    world.apply(LOST)
+    world.apply(Replaced())
+    world.append(bytes(UNIT))
+    assert (world.submits[-1].rebuild, world.submits[-1].compact) == (True, False)

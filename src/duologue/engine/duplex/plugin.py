@@ -197,7 +197,7 @@ class Rebuild(Protocol):
     """
 
     def can_rebuild(self, state: DuplexModelSessionState) -> bool:
-        """Whether this session can go on elsewhere. If so, its next request comes with ``rebuild`` set."""
+        """Whether this session can go on elsewhere. If so, the request in place of a lost one comes with ``rebuild`` set."""
         ...
 
 

@@ -33,10 +33,11 @@ def lost(s: SessionState, item: ReplicaLost) -> None:
     s.lost_message = item.message
     s.lost_for_good |= item.pinned or s.resident_family
     s.resident.share = resident.filled(s)
+    rebuild, compact = resident.owed(s)
     s.resident.clock_stood |= s.capabilities.frame_locked and s.silence.owner is not None
     unmade = cancel.leave_placement(s)
     aside.lost(s, item.message)
-    s.resident.rebuild = s.resident_family
+    s.resident.rebuild, s.resident.compact = rebuild, compact
     if response is None and s.response is not None:
         s.response.epoch = s.fences.epoch  # what is left of it leaves in the new epoch
     if response is not None:

@@ -49,6 +49,17 @@ def filled(s: SessionState) -> float | None:
     return context.share if context.share is None or not units else context.share + sum(context.waiting) / units
 
 
+def owed(s: SessionState) -> tuple[bool, bool]:
+    """Whether the next request takes another's place, should the replica be lost now, and whether of one that was filling.
+
+    A model that ended its request begins the next one with an empty context, as ever; so does one that has taken nothing yet.
+    """
+    record = _running(s)
+    if record is not None and record.submitted:
+        return True, False
+    return s.resident.rebuild, s.resident.compact
+
+
 def _running(s: SessionState) -> StageRequestRecord | None:
     for record in s.requests.records.values():
         if record.purpose == "resident":
