@@ -458,3 +458,26 @@ def test_a_command_without_an_answer_is_noticed_unless_its_session_ended_as_it_c
         fault = events.ErrorRaised(code=ErrorCode.OUTPUT_BACKPRESSURE, message="full")
         entries.insert(place, msgspec.structs.replace(entries[place], at=asked, event=fault))
     assert ("B20" in broken(world)) is not bool(late)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_goes_under_later_settings_is_noticed_unless_it_was_refused_before(refused: bool) -> None:
+    """A replica that does not live refuses before the plugin hears of anything; that is fed again under what is in force."""
+    steps: tuple[Step, ...] = (
+        Say(quiet_ms=0),
+        Rest(ms=500),
+        Order(name="update", pick=7),
+        Rest(ms=100),
+        Say(quiet_ms=0),
+    )
+    world = lived(plan(*steps, deployment=RESIDENT, choices=Choices(auto_response=True)))
+    planned = seen(world).planned
+    assert len({piece.instructions for piece in planned}) == 2
+    first = next(index for index, piece in enumerate(planned) if piece.audio and not piece.accepted)
+    planned[first] = msgspec.structs.replace(planned[first], instructions=planned[-1].instructions)
+    if refused:
+        entries = told(world)
+        place = next(index for index, entry in enumerate(entries) if entry.at >= planned[first].at)
+        fault = events.ErrorRaised(code=ErrorCode.REPLICA_UNAVAILABLE, message="none lives")
+        entries.insert(place, msgspec.structs.replace(entries[place], at=planned[first].at, event=fault))
+    assert ("B9" in broken(world)) is not refused

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from duologue.engine.duplex.commands import AppendAudio, UpdateSession
 from duologue.engine.duplex.events import ErrorRaised, ResponseCreated, ResponseDone, SessionCreated, SessionUpdated
+from duologue.errors import ErrorCode
 from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation
 from duologue.sim.checkers.feed import as_sent, place, stream_of, was_refused
 
@@ -37,6 +38,7 @@ def _fed(session: SessionEvidence, name: str) -> Iterator[Violation]:
     starts = [start for start, _ in changes]
     stream = stream_of([command for _, command in session.site.seen.commands.get(session.session_id, ())])
     made, done = _moments(session, ResponseCreated), _moments(session, ResponseDone)
+    refused = _refused(session)
     position, epoch, reached = 0, 0, 0
     for planned in session.site.seen.planned:
         if planned.session_id != session.session_id or planned.accepted or planned.silence or not planned.audio:
@@ -49,6 +51,8 @@ def _fed(session: SessionEvidence, name: str) -> Iterator[Violation]:
         position = found + size
         newest = bisect_left(starts, position) - 1  # what was changed after its last sample is not in force
         oldest = bisect_right(starts, found) - 1
+        while refused and refused[0][0] <= planned.at:
+            reached = max(reached, refused.pop(0)[1])
         if found < reached or size < len(planned.audio):  # fed again, or it waited for the rest of a unit
             newest = len(changes) - 1
         # An answer is in progress; one that ended at this very moment may have ended after it.
@@ -77,6 +81,18 @@ def _changes(session: SessionEvidence) -> list[tuple[int, str]] | None:
             if command.event_id not in refused and len(changes) < len(told):
                 changes.append((sent, told[len(changes)]))
     return changes
+
+
+def _refused(session: SessionEvidence) -> list[tuple[float, int]]:
+    """When input was refused before its plugin planned anything, for want of a replica, and how many bytes had come then."""
+    commands = session.site.seen.commands.get(session.session_id, ())
+    appends = [(at, len(command.audio)) for at, command in commands if isinstance(command, AppendAudio)]
+    moments = (
+        told.at
+        for told in session.told
+        if isinstance(told.event, ErrorRaised) and told.event.code is ErrorCode.REPLICA_UNAVAILABLE
+    )
+    return [(moment, sum(size for at, size in appends if at <= moment)) for moment in moments]
 
 
 def _moments(session: SessionEvidence, kind: type[ResponseCreated | ResponseDone]) -> list[float]:
