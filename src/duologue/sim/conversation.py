@@ -65,6 +65,7 @@ class Conversation:
     acks: list[tuple[float, int]] = field(default_factory=list)  # when, and the events up to which
     terminal: wire.ServerEvent | None = None
     refused: str | None = None  # the code with which opening was refused
+    complained: str | None = None  # the last error while it waits for a slot, which may be why it is refused
     replaced: bool = False
     responses: list[str] = field(default_factory=list)
     active: dict[str, str] = field(default_factory=dict)  # response id -> item id
@@ -78,6 +79,21 @@ class Conversation:
     def over(self) -> bool:
         """Whether the client knows that the session has ended."""
         return self.terminal is not None or self.refused is not None
+
+    def blame(self, code: str | None) -> None:
+        """An error before the session is there: as a rule it refuses the opening.
+
+        What waits for a slot may be wrong or too much by itself: then it shows when the socket is shut.
+        """
+        if code == "input_backpressure" or any(isinstance(entry.event, wire.SessionQueued) for entry in self.heard):
+            self.complained = code
+        else:
+            self.refused = code
+
+    def shut(self) -> None:
+        """The socket on which it was to be opened is closed."""
+        if not self.session_id:
+            self.refused = self.refused or self.complained
 
     def next_id(self) -> str:
         """An id for the next event."""
@@ -102,6 +118,7 @@ class Conversation:
     def _learn(self, event: wire.ServerEvent, attempt: Attempt) -> None:
         match event:
             case wire.SessionCreated():
+                self.refused = None  # what was found wrong before was an event, not the opening
                 self.session_id = _text(event.session.session_id) or _text(event.session.id)
                 self.token = _text(event.resume_token)
             case wire.SessionResumed():

@@ -161,6 +161,8 @@ class Talker:
             except SocketClosed as closed:
                 self.trace.note(self.person.name, "closed", f"{attempt.number} {closed.code} {closed.reason}")
                 attempt.closed = (closed.code, closed.reason)
+                if attempt.how == "open":
+                    talk.shut()
                 break
             self.hear(talk, attempt, frame)
         if self.pipe is pipe:
@@ -178,7 +180,7 @@ class Talker:
         if event is None:
             return
         if isinstance(event, events.Error) and not talk.session_id and attempt.how == "open":
-            talk.refused = event.error.code
+            talk.blame(event.error.code)
         if not talk.take(event, attempt):
             return  # it is told again what it knows
         self._react(talk, event)
