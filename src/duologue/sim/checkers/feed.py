@@ -94,6 +94,17 @@ def stream_of(commands: list[DuplexCommand]) -> bytes:
     return bytes(stream)
 
 
+def sizes_of(commands: list[DuplexCommand]) -> Iterator[int]:
+    """How long that stream is behind each command, in bytes."""
+    size = 0
+    for command in commands:
+        if isinstance(command, AppendAudio):
+            size += len(command.audio)
+        elif isinstance(command, _ENDS_INPUT):
+            size -= size % 2
+        yield size
+
+
 def _passed_on(session: SessionEvidence, talk: Conversation, stream: bytes) -> Iterator[Violation]:
     """The server passes on what it reads, in order, until the session ends.
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
-from duologue.engine.duplex.commands import AppendAudio, UpdateSession
+from duologue.engine.duplex.commands import DuplexCommand, UpdateSession
 from duologue.engine.duplex.events import ErrorRaised, ResponseCreated, ResponseDone, SessionCreated, SessionUpdated
 from duologue.errors import ErrorCode
 from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation
-from duologue.sim.checkers.feed import as_sent, place, stream_of, was_refused
+from duologue.sim.checkers.feed import as_sent, place, sizes_of, stream_of, was_refused
 
 
 def check(evidence: Evidence) -> Iterator[Violation]:
@@ -71,11 +71,8 @@ def _changes(session: SessionEvidence) -> list[tuple[int, str]] | None:
     told = [event.config.instructions for event in session.events if isinstance(event, SessionUpdated)]
     refused = {event.event_id for event in session.events if isinstance(event, ErrorRaised)}
     changes = [(0, told[0])] if told else []
-    sent = 0
-    for _, command in session.site.seen.commands.get(session.session_id, ()):
-        if isinstance(command, AppendAudio):
-            sent += len(command.audio)
-        elif isinstance(command, UpdateSession):
+    for command, sent in _commands(session):
+        if isinstance(command, UpdateSession):
             if command.event_id is None:
                 return None
             if command.event_id not in refused and len(changes) < len(told):
@@ -83,16 +80,22 @@ def _changes(session: SessionEvidence) -> list[tuple[int, str]] | None:
     return changes
 
 
+def _commands(session: SessionEvidence) -> Iterator[tuple[DuplexCommand, int]]:
+    """What the session was told, and how long the stream of what was sent is behind it."""
+    commands = [command for _, command in session.site.seen.commands.get(session.session_id, ())]
+    yield from zip(commands, sizes_of(commands), strict=True)
+
+
 def _refused(session: SessionEvidence) -> list[tuple[float, int]]:
     """When input was refused before its plugin planned anything, for want of a replica, and how many bytes had come then."""
-    commands = session.site.seen.commands.get(session.session_id, ())
-    appends = [(at, len(command.audio)) for at, command in commands if isinstance(command, AppendAudio)]
+    came = [at for at, _ in session.site.seen.commands.get(session.session_id, ())]
+    sizes = [0, *(size for _, size in _commands(session))]
     moments = (
         told.at
         for told in session.told
         if isinstance(told.event, ErrorRaised) and told.event.code is ErrorCode.REPLICA_UNAVAILABLE
     )
-    return [(moment, sum(size for at, size in appends if at <= moment)) for moment in moments]
+    return [(moment, sizes[bisect_right(came, moment)]) for moment in moments]
 
 
 def _moments(session: SessionEvidence, kind: type[ResponseCreated | ResponseDone]) -> list[float]:
