@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
-from duologue.engine.duplex.commands import BargeIn, CancelResponse, CommitAudio
+from duologue.engine.duplex.commands import BargeIn, CancelResponse, CommitAudio, DeleteItem
 from duologue.engine.duplex.core.effects import SubmitAppend
 from duologue.engine.duplex.core.items import ModelSpoke, Replaced, ReplicaLost
 from duologue.engine.duplex.core.rebuild import MOST_ATTEMPTS
@@ -28,7 +28,7 @@ from duologue.engine.duplex.results import (
     UserTranscript,
 )
 from duologue.errors import ErrorCode
-from tests.unit.core.harness import MANUAL, NATIVE, RATE, VAD, World, audio, speech
+from tests.unit.core.harness import MANUAL, NATIVE, PLAIN, RATE, VAD, World, audio, speech
 
 UNIT = RATE * 80 // 1000 * 2
 LOST = ReplicaLost(message="worker 0 is gone")
@@ -371,3 +371,17 @@ def test_a_context_that_was_to_be_rolled_over_when_its_placement_was_lost_is_rol
     world.apply(Replaced())
     world.append(bytes(UNIT))
     assert (world.submits[-1].rebuild, world.submits[-1].compact) == (True, False)
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_an_answer_that_is_made_again_hears_its_own_turn_and_no_later_one(deleted: bool) -> None:
+    """Of a model that tells no words: it hears turns together that nobody has answered, up to the one that it answers."""
+    world = World(MANUAL, capabilities=PLAIN)
+    ask(world)
+    if deleted:
+        world.send(DeleteItem(item_id=world.last(InputCommitted).item.item_id))
+    world.append(audio("S" * 12))
+    world.send(CommitAudio())
+    world.apply(LOST)
+    world.apply(Replaced())
+    assert world.submits[-1].audio == audio("S" * 20)

@@ -195,10 +195,10 @@ def unheard_audio(s: SessionState, committed: CommittedTurn) -> bytes:
     if s.capabilities.transcribes_input:
         return committed.audio
     parts = []
-    for item in s.history.unanswered():
-        if item.item_id == committed.item_id:
+    for earlier in s.committed.values():  # in the order in which they were said; the turn's own item may be gone
+        if earlier is committed:
             break
-        earlier = s.committed.get(item.item_id)
-        if earlier is not None and item.transcript is None:
+        item = s.history.get(earlier.item_id)
+        if item is not None and not item.answered and item.transcript is None:
             parts.append(earlier.audio)
     return b"".join([*parts, committed.audio])
