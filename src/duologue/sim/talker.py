@@ -70,7 +70,7 @@ class Talker:
         self._play_end_s = 0.0
         self._acked_ms: dict[str, float] = {}
         self.left = False
-        self._tools = Toolbox(self.runtime, person.choices.tools, self.dice, self._drop_in)
+        self._tools = Toolbox(self.runtime, person.choices.tools, self.dice, self._drop_in, lambda: self.talk.next_id())
 
     @property
     def talk(self) -> Conversation:
@@ -185,7 +185,7 @@ class Talker:
             return  # it is told again what it knows
         self._react(talk, event)
         if isinstance(event, events.ArgumentsDone):
-            self._tools.asked(talk, event)
+            self._tools.asked(event)
 
     def _react(self, talk: Conversation, event: events.ServerEvent) -> None:
         match event:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Final
 
 from duologue.clock import Runtime
-from duologue.sim.conversation import Conversation
 from duologue.sim.plan import ToolStyle
 from duologue.wire import client_events as wire
 from duologue.wire import server_events as events
@@ -32,27 +31,33 @@ _TIMES: Final[dict[ToolStyle, tuple[tuple[float, ...], ...]]] = {
 
 
 class Toolbox:
-    """The functions of one client. ``send`` sends if there is a connection."""
+    """The functions of one client. ``send`` sends if there is a connection; ``next_id`` gives ids of whatever is sent to."""
 
     def __init__(
-        self, runtime: Runtime, style: ToolStyle, dice: random.Random, send: Callable[[wire.ClientEvent], None]
+        self,
+        runtime: Runtime,
+        style: ToolStyle,
+        dice: random.Random,
+        send: Callable[[wire.ClientEvent], None],
+        next_id: Callable[[], str],
     ) -> None:
         self._runtime = runtime
         self._style = style
         self._dice = dice
         self._send = send
+        self._next_id = next_id
 
-    def asked(self, talk: Conversation, event: events.ArgumentsDone) -> None:
+    def asked(self, event: events.ArgumentsDone) -> None:
         """The model asks for a function: when, and how often, it is answered is decided here."""
         style = self._dice.choice(_STYLES) if self._style == "mixed" else self._style
         if self._style == "off":
             return
         answers = self._dice.random() < 0.7
         for number, delay_s in enumerate(self._dice.choice(_TIMES[style]), 1):
-            self._runtime.call_at(self._runtime.now() + delay_s, self._answer, talk, event.call_id, number, answers)
+            self._runtime.call_at(self._runtime.now() + delay_s, self._answer, event.call_id, number, answers)
 
-    def _answer(self, talk: Conversation, call_id: str, number: int, answers: bool) -> None:
+    def _answer(self, call_id: str, number: int, answers: bool) -> None:
         result = Item(type="function_call_output", call_id=call_id, output=f"result {number} of {call_id}")
-        self._send(wire.ItemCreate(event_id=talk.next_id(), item=result))
+        self._send(wire.ItemCreate(event_id=self._next_id(), item=result))
         if answers and number == 1:
-            self._send(wire.ResponseCreate(event_id=talk.next_id()))
+            self._send(wire.ResponseCreate(event_id=self._next_id()))
