@@ -216,6 +216,10 @@ class StagePool:
         self._note(request_state, request, replica.replica_id)
         try:
             await self._hand_over(replica, replica.client.submit(request))
+        except GeneratorExit:
+            # Dropped, and not cancelled: nothing can be waited for. The request is still bound, for its owner's abort.
+            request_state.submitted.discard(self.stage_id)
+            raise
         except BaseException:
             request_state.submitted.discard(self.stage_id)
             await self.abort([request_id])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -252,6 +253,33 @@ async def test_a_submission_that_fails_leaves_no_binding(runtime: VirtualRuntime
         with pytest.raises(OSError, match="full"):
             await pool.submit_initial("p", state, request)
         assert (pool.tables()["bindings"], state.submitted) == (0, set())
+
+
+@virtual
+async def test_a_submission_that_is_dropped_on_its_way_can_be_stopped_by_its_owner(runtime: VirtualRuntime) -> None:
+    stopped: list[str] = []
+
+    class Slow(InprocClient):
+        async def submit(self, request: StageRequest) -> None:
+            await asyncio.sleep(60)
+
+        async def abort(self, request_ids: Sequence[str]) -> None:
+            await asyncio.sleep(1)
+            stopped.extend(request_ids)
+
+    spec = StageSpec()
+    rig = Rig(runtime, [spec])
+    rig.orchestrator.stage_pools[0].replicas.make_client = lambda _replica_id: Slow(spec.stage(), runtime=runtime)
+    async with running(rig):
+        pool = rig.orchestrator.stage_pools[0]
+        state = OrchestratorRequestState("p", None, [], 0)
+        request = build_engine_core_request_from_tokens("p", StagePrompt(), SamplingParams(), None)
+        submission = pool.submit_initial("p", state, request)
+        submission.send(None)
+        submission.close()
+        assert (pool.replica_of("p"), state.submitted) == (0, set())
+        await pool.abort(["p"])
+        assert (pool.tables()["bindings"], stopped) == (0, ["p"])
 
 
 def test_a_prompt_longer_than_the_context_is_the_clients_fault() -> None:
