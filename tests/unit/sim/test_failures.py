@@ -170,6 +170,23 @@ def test_a_coroutine_that_is_never_awaited_is_an_error() -> None:
     run(idle)  # and the next run is not blamed for it
 
 
+def test_a_coroutine_that_waits_while_it_is_dropped_is_an_error() -> None:
+    async def stubborn() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(1)
+
+    async def main(_runtime: VirtualRuntime) -> None:
+        dropped = stubborn()
+        dropped.send(None)
+        del dropped
+
+    with pytest.raises(NeverAwaitedError, match=r"ignored GeneratorExit: .*stubborn"):
+        run(main)
+    run(idle)
+
+
 def test_spinning_is_found_out() -> None:
     async def main(runtime: VirtualRuntime) -> None:
         runtime.loop.stall_turns = 500

@@ -38,7 +38,7 @@ class TaskFailedError(SimulationError):
 
 
 class NeverAwaitedError(SimulationError):
-    """A coroutine was created and dropped."""
+    """A coroutine was created and dropped, or waits for something although it is being dropped."""
 
 
 class VirtualIoError(SimulationError):

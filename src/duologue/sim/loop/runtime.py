@@ -120,7 +120,7 @@ def _verify(loop: VirtualLoop, failed_tasks: list[tuple[str, BaseException]]) ->
 
 @contextmanager
 def _unawaited() -> Iterator[list[str]]:
-    """Collect the warnings about coroutines that were dropped before they ran."""
+    """Collect what Python says of coroutines that were dropped before they ran, or that waited on while being dropped."""
     found: list[str] = []
     previous = sys.unraisablehook
 
@@ -128,6 +128,8 @@ def _unawaited() -> Iterator[list[str]]:
         text = str(unraisable.exc_value)
         if isinstance(unraisable.exc_value, RuntimeWarning) and "was never awaited" in text:
             found.append(text)
+        elif isinstance(unraisable.exc_value, RuntimeError) and "ignored GeneratorExit" in text:
+            found.append(f"{text}: {unraisable.object.__qualname__}")
         else:
             previous(unraisable)
 
