@@ -133,7 +133,8 @@ class World:
                 # A resident model's request lives as long as its epoch; what was taken is for the socket to say.
                 kept = ("untaken", "requests") if site.plan.family == "resident" else ("untaken",)
                 left = {name: size for name, size in runner.session.tables().items() if size and name not in kept}
-                answers = runner.session.active_response_id is not None
+                # Also one outside the conversation: what a stage never ends is open until its session expires.
+                answers = runner.session.active_response_id is not None or bool(left.get("asides"))
                 if (left or answers) and self._works(site, session_id):
                     working.add(session_id)
                     continue
