@@ -126,3 +126,25 @@ def test_turns_that_are_refused_again_and_again_make_room_for_the_next() -> None
     assert not [e for e in world.of(ErrorRaised) if e.code is ErrorCode.INPUT_BACKPRESSURE]
     assert world.core.acted()["input_reclaimed"] == 4
     assert b"".join(piece for _, piece in world.state.resident.waiting) == b"\x03" * (2 * UNIT) + b"\x04" * (2 * UNIT)
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_the_silence_that_asks_for_an_answer_is_nothing_that_the_user_said(stopped: bool) -> None:
+    """A unit of it that no stage takes is not input, and is not given to the next request."""
+    world = World(MANUAL, capabilities=BY_CLIENT, auto=False)
+    world.append(audio("S" * 20))
+    world.send(CommitAudio())
+    world.answer_all()
+    world.send(CreateResponse())
+    wish = world.take(SubmitAppend)
+    assert wish.silence and wish.final
+    if stopped:
+        world.send(CancelResponse())
+    world.answer(wish, ok=False)
+    assert world.core.held()["input_bytes"] == 0
+    second = b"\x02\x40" * UNIT
+    count = len(world.submits)
+    world.append(second)
+    world.send(CommitAudio(create_response=True))
+    world.answer_all()
+    assert b"".join(s.audio for s in world.submits[count:]) == second

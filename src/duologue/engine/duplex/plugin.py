@@ -101,7 +101,8 @@ class AppendPlanRequest(msgspec.Struct, frozen=True):
     stage keeps for the session; ``seq`` is 0.
 
     ``pause``: speech breaks off at the end of this piece, so it may be the last (a model may prepare its answer; nobody has
-    asked for it yet). ``quiet``: there is no speech in this piece, by the detector's word.
+    asked for it yet). ``quiet``: there is no speech in this piece, by the detector's word. ``silence``: a unit that stands in
+    for input where there is none, to keep the model's clock or, ``final``, to ask for an answer.
 
     ``result``: this piece is no audio but what became of a function call that this very request of a resident model asked
     for (role ``tool``, with its ``call_id``): the result, or a sentence that says why there is none. It takes no time of

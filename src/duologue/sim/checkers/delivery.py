@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from duologue.engine.duplex.events import ResponseAudio, ResponseCreated, ResponseDone, ResponseText
+from duologue.engine.duplex.events import ResponseAudio, ResponseCreated, ResponseDone, ResponseText, SessionRecovered
 from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, epoch_of, made_for
 from duologue.sim.conversation import Conversation
 from duologue.sim.talker import exact_output
@@ -64,6 +64,21 @@ def _collect(session: SessionEvidence, answers: dict[str, _Answer]) -> Iterator[
                 pass
 
 
+def _epochs(session: SessionEvidence, answer: _Answer) -> set[int]:
+    """In which epochs an answer may have been made: its own, or one that only the loss of a replica ended.
+
+    Of two losses in a row the first may have begun an epoch that nobody heard of.
+    """
+    recovered = {event.epoch for event in session.events if isinstance(event, SessionRecovered)}
+    heard = {event.epoch for event in session.events if isinstance(event, ResponseCreated | ResponseAudio)}
+    epoch = answer.created.epoch
+    found = {epoch}
+    while epoch in recovered or (len(found) > 1 and epoch > 0 and epoch not in heard):
+        epoch -= 1
+        found.add(epoch)
+    return found
+
+
 def _ephemeral(session: SessionEvidence, answers: dict[str, _Answer]) -> Iterator[Violation]:
     made = {
         (request_id, stage): (b"".join(m.output.audio for m in outputs), "".join(m.output.text for m in outputs))
@@ -82,7 +97,7 @@ def _ephemeral(session: SessionEvidence, answers: dict[str, _Answer]) -> Iterato
                 if at == stage
                 and request_id not in used
                 and (audio.startswith(bytes(answer.audio)) if answer.audio else text.startswith(answer.text))
-                and epoch_of(request_id) == answer.created.epoch
+                and epoch_of(request_id) in _epochs(session, answer)
             ),
             None,
         )
@@ -105,10 +120,10 @@ def _resident(session: SessionEvidence, answers: dict[str, _Answer]) -> Iterator
     for response_id, answer in answers.items():
         if not answer.audio or answer.created.modality != "audio":
             continue
-        audio = bytes(answer.audio)
+        audio, epochs = bytes(answer.audio), _epochs(session, answer)
         for request_id, stream in streams.items():
             found = stream.find(audio, position.get(request_id, 0))
-            if found >= 0 and found % 2 == 0 and epoch_of(request_id) == answer.created.epoch:
+            if found >= 0 and found % 2 == 0 and epoch_of(request_id) in epochs:
                 position[request_id] = found + len(audio)
                 break
         else:

@@ -233,7 +233,7 @@ def respond(s: SessionState, item_id: str | None, options: ResponseOptions) -> N
     if s.resident.buffer or s.resident.waiting:
         _flush(s, final=True)
     else:
-        s.tail.enqueue(_piece(s, bytes(_silence_bytes(s)), final=True))
+        s.tail.enqueue(_piece(s, bytes(_silence_bytes(s)), silence=True, final=True))
     submission.pump(s)
 
 
