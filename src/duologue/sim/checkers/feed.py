@@ -29,7 +29,14 @@ from duologue.engine.duplex.commands import (
     TruncateItem,
     UpdateSession,
 )
-from duologue.engine.duplex.events import ErrorRaised, InputCommitted, OverlapDecided, SessionCreated, SessionUpdated
+from duologue.engine.duplex.events import (
+    ErrorRaised,
+    InputCommitted,
+    ItemDeleted,
+    OverlapDecided,
+    SessionCreated,
+    SessionUpdated,
+)
 from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, by_request, planned_for
 from duologue.sim.conversation import Conversation
 from duologue.sim.plan import Order, Person, Say
@@ -59,7 +66,7 @@ _TAKES_INPUT = (CommitAudio, ClearAudio, BargeIn, CancelInput, SignalTurn)
 MAX_TURNS = 8
 _PADDING = b"\0" * 8
 _HEAD_BYTES = 64
-_SHORT_BYTES = 64  # as much stands somewhere by accident
+SHORT_BYTES = 64  # as much stands somewhere by accident
 _LONG_SAMPLES = 16 * 250  # a stretch of speech that no detector overlooks
 _FRAME_SAMPLES = (
     512  # the detector hears frames: the last of a stretch may be silence for the most part, and counts as that
@@ -184,7 +191,7 @@ def _sent(audio: bytes, stream: bytes) -> bool:
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if stream.find(audio[:middle], position) >= 0 else (low, middle - 1)
-        if low < _SHORT_BYTES:
+        if low < SHORT_BYTES:
             return False
         position = stream.find(audio[:low], position) + low
         audio = audio[low:]
@@ -211,6 +218,9 @@ def _resident(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Vi
             text = f"a unit of {len(planned.audio)} bytes after byte {position} was not sent so"
             yield Violation("B9", f"{name}: {text}")
             return
+        if found != position and size < SHORT_BYTES:
+            started = -1  # where it really stands nobody can say
+            continue
         lost = len(stream[position:found].strip(b"\0"))  # digital silence may have been taken for padding
         position = found + size
         if planned.fence.epoch == started and lost and planned.at < touched_at:
@@ -317,7 +327,12 @@ def _speech(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Viol
         for low, high in runs:
             if low < start < high - _FRAME_SAMPLES:
                 yield Violation("B9", f"{name}: what was fed begins {start - low} samples into speech")
-    dropped = sum(isinstance(event, OverlapDecided) and event.action == "drop" for event in session.events)
+    turns = {event.item.item_id for event in session.events if isinstance(event, InputCommitted)}
+    dropped = sum(
+        (isinstance(event, OverlapDecided) and event.action == "drop")
+        or (isinstance(event, ItemDeleted) and event.item_id in turns)  # what of it had yet to be fed goes with it
+        for event in session.events
+    )
     last = spans[-1][1] if spans else 0
     lost = [
         (low, high)

@@ -10,6 +10,7 @@ from typing import Final
 
 from duologue.engine.duplex.events import (
     ErrorRaised,
+    ItemDeleted,
     ResponseAudio,
     ResponseCreated,
     ResponseDone,
@@ -98,8 +99,12 @@ def _of_a_loss(event: SessionEvent) -> bool:
 
 
 def _said_once(session: SessionEvidence) -> Iterator[Violation]:
-    """An answer of which something was said is not made again after a loss: the next one stands elsewhere."""
+    """An answer of which something was said is not made again after a loss: the next one stands elsewhere.
+
+    Where the client deleted what was said, the answer that it asks for next has that place.
+    """
     said: set[str] = set()
+    items: dict[str, str] = {}
     places: dict[str, str | None] = {}
     cut: dict[str | None, str] = {}
     for event in session.events:
@@ -108,6 +113,7 @@ def _said_once(session: SessionEvidence) -> Iterator[Violation]:
                 said.add(event.response_id)
             case ResponseCreated():
                 places[event.response_id] = event.previous_item_id
+                items[event.item_id] = event.response_id
                 twice = cut.get(event.previous_item_id)
                 if twice is not None and event.previous_item_id is not None:
                     yield Violation("D9", f"{event.response_id} says again what {twice} had begun to say")
@@ -115,5 +121,8 @@ def _said_once(session: SessionEvidence) -> Iterator[Violation]:
                 lost = event.error is ErrorCode.REPLICA_UNAVAILABLE
                 if lost and event.response_id in said:
                     cut[places.get(event.response_id)] = event.response_id
+            case ItemDeleted():
+                deleted = items.get(event.item_id)
+                cut = {place: response_id for place, response_id in cut.items() if response_id != deleted}
             case _:
                 pass

@@ -128,18 +128,26 @@ def _deaths(session: SessionEvidence) -> Iterator[Violation]:
     if session.site.plan.load_ms:
         return
     begun: dict[str, float] = {}
+    recovered_at = -1.0
+    made = {entry.at for entry in seen.output if session_of(entry.request_id) == session.session_id}
     for told in session.told:
         event = told.event
         if isinstance(event, ResponseCreated):
             begun[event.response_id] = told.at
-        # Not what begins at the very moment: for that the replica is missing rather than lost.
+        # Not what begins, or what a stage hands on, at the very moment: for that the replica is missing rather than lost.
         lost = (
             isinstance(event, ResponseDone)
             and event.error is ErrorCode.REPLICA_UNAVAILABLE
             and begun.get(event.response_id, told.at) < told.at
+            and told.at not in made
         )
         if not lost and not isinstance(event, SessionRecovered):
             continue
         dead = [held for at, held in seen.deaths if at == told.at]
+        # Recovered in the moment in which the next one dies: that was of an earlier loss.
+        before = [held for at, held in seen.deaths if recovered_at <= at < told.at]
+        if isinstance(event, SessionRecovered):
+            recovered_at = told.at
+            dead += before if dead else []
         if dead and not any(session_of(request_id) == session.session_id for held in dead for request_id in held):
             yield Violation("D10", f"{session.session_id}: lost a replica at {told.at:.3f} s that held nothing of it")

@@ -13,7 +13,7 @@ from duologue.engine.duplex.commands import DuplexCommand, UpdateSession
 from duologue.engine.duplex.events import ErrorRaised, ResponseCreated, ResponseDone, SessionCreated, SessionUpdated
 from duologue.errors import ErrorCode
 from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation
-from duologue.sim.checkers.feed import as_sent, place, sizes_of, stream_of, was_refused
+from duologue.sim.checkers.feed import SHORT_BYTES, as_sent, place, sizes_of, stream_of, was_refused
 
 
 def check(evidence: Evidence) -> Iterator[Violation]:
@@ -46,8 +46,8 @@ def _fed(session: SessionEvidence, name: str) -> Iterator[Violation]:
         if planned.fence.epoch != epoch:
             position, epoch = 0, planned.fence.epoch
         found, size = place(planned.audio, stream, position)
-        if found < 0:
-            return  # which is for the checker of feeding to say
+        if found < 0 or (found != position and size < SHORT_BYTES):
+            return  # which is for the checker of feeding to say, or nobody can say where it really stands
         position = found + size
         newest = bisect_left(starts, position) - 1  # what was changed after its last sample is not in force
         oldest = bisect_right(starts, found) - 1
