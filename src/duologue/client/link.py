@@ -326,17 +326,20 @@ class Link:
         resume = SessionResume(
             session_id=self.session_id, resume_token=self._token or "", last_received_server_event_seq=self.last_seq
         )
+        taken = False
         try:
             async with asyncio.timeout(self.policy.answer_timeout_s):
                 self._show("out", frame := encode(resume))
                 await socket.send(frame)
                 await self._await_resumed(socket)
                 await self._flush_kept(socket)
+            taken = self._end is None
         except (SocketClosed, TimeoutError):
-            await socket.close()
-            return None
-        if self._end is not None:
-            await socket.close()
+            pass
+        finally:
+            if not taken:  # also when whoever leaves cancels the attempt: the server would keep the session for it
+                await socket.close()
+        if not taken:
             return None
         self._socket = socket
         self._acked_seq = 0

@@ -87,7 +87,11 @@ class LibraryTalker(Talker):
         async def opener(url: str, headers: Mapping[str, str]) -> Socket:
             del headers
             how = "plain" if "resume=1" in url else "open"
-            pipe, attempt = await self.dial(talk, url.partition("?")[2], how, listen=False)
+            try:
+                pipe, attempt = await self.dial(talk, url.partition("?")[2], how, listen=False)
+            except asyncio.CancelledError:
+                self.pipes[-1].client.hang_up()  # as a real socket, of which nobody has heard yet
+                raise
             if pipe is None:
                 raise ConnectError("the simulated server refused the connection", status=403)
             self.adopt(pipe, attempt)

@@ -166,3 +166,14 @@ async def test_a_replaced_connection_does_not_fight_for_the_session() -> None:
                 pass
         await asyncio.sleep(30)
         assert len(server.sockets) == 1
+
+
+@virtual
+async def test_leaving_while_a_connection_is_taken_up_again_closes_it() -> None:
+    server = ScriptedServer()
+    task = background(accept(server))
+    async with joined(server):
+        (await task).drop()
+        second = await server.socket(1)
+        await second.until("session.resume")
+    assert second.closed_by_client == 1000
