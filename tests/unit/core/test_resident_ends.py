@@ -211,3 +211,31 @@ def test_a_request_of_which_all_input_is_cleared_is_none() -> None:
     world.append(STREAM)
     world.answer_all()
     assert b"".join(submit.audio for submit in world.submits[1:]) == STREAM and world.submits[1].first
+
+
+@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("behind", [False, True])
+def test_an_answer_that_silence_asks_for_is_asked_of_the_next_request(behind: bool, taken: bool) -> None:
+    """Nothing is left to be fed, so a unit of silence carries the wish; the request ends before it takes that."""
+    world = World(MANUAL, capabilities=BY_CLIENT, auto=False)
+    world.append(STREAM[: 2 * UNIT])
+    world.send(CommitAudio())
+    world.answer(world.take(SubmitAppend))
+    if not behind:
+        world.answer(world.take(SubmitAppend))
+    world.send(CreateResponse())
+    first = world.submits[0].request_id
+    flying = world.take(SubmitAppend)
+    assert flying.silence is not behind
+    world.speak(finished=True)
+    world.answer(flying, ok=taken)
+    world.answer_all()
+    if behind or not taken:
+        wish = world.submits[-1]
+        assert wish.silence and wish.final and wish.respond and wish.request_id != first
+        assert not world.of(ResponseDone)
+        world.speak(speech("Yes.", 80), TurnEnded(), request_id=wish.request_id)
+    world.advance(5.0)
+    said = "Yes." if behind or not taken else ""
+    assert [(done.full_text, done.status) for done in world.of(ResponseDone)] == [(said, "completed")]
+    assert not world.of(ErrorRaised)

@@ -148,3 +148,20 @@ def test_the_silence_that_asks_for_an_answer_is_nothing_that_the_user_said(stopp
     world.send(CommitAudio(create_response=True))
     world.answer_all()
     assert b"".join(s.audio for s in world.submits[count:]) == second
+
+
+def test_the_silence_that_asks_for_an_answer_is_followed_by_the_clock_a_period_later() -> None:
+    """It is sent when the client asks, and not when the clock says so: the schedule begins with it."""
+    world = World(MANUAL, capabilities=BY_CLIENT, auto=False)
+    world.append(audio("S" * 20))
+    world.send(CommitAudio())
+    world.answer_all()
+    world.advance(1.0)
+    world.send(CreateResponse())
+    world.answer(world.take(SubmitAppend))
+    count = len(world.submits)
+    world.speak(speech("Yes.", 80))
+    world.advance(0.079)
+    assert len(world.submits) == count
+    world.advance(0.002)
+    assert len(world.submits) == count + 1 and world.submits[-1].silence and not world.submits[-1].final

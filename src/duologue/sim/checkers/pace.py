@@ -66,7 +66,8 @@ def _silence(session: SessionEvidence, accepted: list[Planned], *, leaps: bool) 
     created = [told.at for told in session.told if isinstance(told.event, ResponseCreated)]
     run: list[Planned] = []
     for planned in [*accepted, None]:
-        if planned is not None and planned.silence:
+        # One that asks for an answer is sent when the client asks: it is none of the clock's, and its answer has its own.
+        if planned is not None and planned.silence and not planned.final:
             run.append(planned)
             continue
         if len(run) > 2 and not leaps:

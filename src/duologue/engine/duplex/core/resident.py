@@ -386,7 +386,8 @@ def ended(s: SessionState, record: StageRequestRecord) -> bool:
 
 
 def _is_input(append: PendingAppend) -> bool:
-    return not append.silence and append.result is None
+    """Whether it is said to the model by the user, be it with a unit of silence the wish for an answer."""
+    return not append.keeps_clock and append.result is None
 
 
 def too_late(s: SessionState, append: PendingAppend, *, accepted: bool) -> None:

@@ -35,9 +35,9 @@ def accepted(s: SessionState, item: AppendAccepted) -> None:
     s.lease.worked(s.now)
     if s.resident_family:
         if append.result is None:  # which is no time that passes
-            s.silence.accepted(item.submitted_at, silence=append.silence)
+            s.silence.accepted(item.submitted_at, silence=append.keeps_clock)
         if s.capabilities.frame_locked:
-            resident.keep_clock(s, silence=append.silence)
+            resident.keep_clock(s, silence=append.keeps_clock)
     append.audio = b""
     submission.pump(s)
 

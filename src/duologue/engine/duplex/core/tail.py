@@ -45,6 +45,11 @@ class PendingAppend(msgspec.Struct, gc=False):
     number: int = 0
     state: str = "queued"
 
+    @property
+    def keeps_clock(self) -> bool:
+        """Silence that only keeps the model's clock; a unit that asks for an answer is sent when the client asks."""
+        return self.silence and not self.final
+
 
 @dataclass(slots=True)
 class AppendTail:
