@@ -128,7 +128,7 @@ SESSION: Final = (
         _RUNTIME + "max_tool_calls_per_session",
         "calls",
         "records of answered calls are forgotten, oldest first; if all wait, one more call is refused "
-        "(`resource_exhausted`)",
+        "(`resource_exhausted`), as is one more of a response outside the conversation",
         "duologue_tool_calls_total",
         "unit/core/test_tools.py::test_the_ledger_holds_so_many_calls_that_wait",
     ),
@@ -185,7 +185,7 @@ SESSION: Final = (
     Limit(
         _RUNTIME + "max_items_per_session",
         "items",
-        "the oldest item is forgotten, never the one just added",
+        "the oldest item is forgotten, never the one just added; a longer `response.input` is refused (`invalid_item`)",
         'duologue_held{what="items"}, duologue_limit_acted{limit="items"}',
         _IN_CORE + "test_items",
     ),

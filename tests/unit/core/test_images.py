@@ -108,3 +108,17 @@ def test_so_large_may_the_pictures_of_one_prompt_be(times: int, fits: bool) -> N
     errors = [(error.code, error.event_id, error.param) for error in world.of(ErrorRaised)]
     assert errors == ([] if fits else [(ErrorCode.INVALID_ITEM, "e", "response.input")])
     assert bool(world.of(ResponseCreated)) is fits
+
+
+@pytest.mark.parametrize(("size", "fits"), [(999, True), (1_000, True), (1_001, False)])
+def test_the_pictures_of_the_conversation_leave_room_for_those_of_an_input_that_takes_its_place(
+    size: int, fits: bool
+) -> None:
+    limits = DuplexSessionRuntimeConfig(max_image_bytes_per_item=600, max_image_bytes_per_session=1_000)
+    world = World(MANUAL, capabilities=SEES, runtime=limits)
+    show(world, image(600))
+    given = [InputItem(role="user", texts=("Look.",), images=(image(part),)) for part in (500, size - 500)]
+    world.send(CreateResponse(options=ResponseOptions(input=tuple(given)), event_id="e"))
+    errors = [(error.code, error.param) for error in world.of(ErrorRaised)]
+    assert errors == ([] if fits else [(ErrorCode.INVALID_ITEM, "response.input")])
+    assert bool(world.of(ResponseCreated)) is fits

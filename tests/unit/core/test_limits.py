@@ -294,3 +294,26 @@ def test_argument_chars(extra: int) -> None:
     world.speak(FunctionCall(name="f", arguments="1" * (MAX_ARGUMENT_CHARS + extra)))
     assert refusals(world) == [ErrorCode.INVALID_FUNCTION_CALL] * (extra > 0)
     assert len(world.of(FunctionCalled)) == (extra <= 0)
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_an_item_that_makes_room_takes_its_audio_along(called: bool) -> None:
+    """What nobody can answer any more is not kept, whatever put its item out of the conversation."""
+    tool = ToolDefinition(name="f", description="", parameters="{}")
+    config, model = (
+        SessionConfig(tools=(tool,)),
+        structs.replace(CASCADE, calls_functions=True, transcribes_input=False),
+    )
+    world = World(config, capabilities=model, runtime=DuplexSessionRuntimeConfig(max_items_per_session=2))
+    world.append(audio("S" * 20))
+    world.send(CommitAudio(create_response=called))
+    if called:
+        world.append(audio("S" * 20))
+        world.send(CommitAudio())
+        world.speak(FunctionCall(name="f"), FunctionCall(name="f"), FunctionCall(name="f"))
+    else:
+        for text in ("one", "two"):
+            assert world.state.committed
+            world.send(CreateItem(item=InputItem(role="user", texts=(text,))))
+    assert not world.of(ErrorRaised)
+    assert len(world.state.committed) == called  # the turn that is being answered has a use for it

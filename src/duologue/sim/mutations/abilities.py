@@ -144,7 +144,7 @@ _PICTURES: Final = (
         "pictures without end",
         "pictures are bounded per session",
         f"{CORE}.conversation:_images_fit",
-        "s.history.image_bytes + size > s.runtime.max_image_bytes_per_session",
+        "held_bytes + size > s.runtime.max_image_bytes_per_session",
         "False",
     ),
     one(
@@ -175,7 +175,7 @@ _HEARD: Final = (
     one(
         "heard more than was sent",
         "nobody has heard what was not sent",
-        f"{CORE}.conversation:ack_playback",
+        f"{CORE}.acknowledgement:ack_playback",
         "played_ms = min(max(0.0, float(command.played_ms)), item.sent_ms)",
         "played_ms = float(command.played_ms)",
     ),

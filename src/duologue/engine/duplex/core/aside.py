@@ -14,7 +14,7 @@ from typing import assert_never
 import msgspec
 
 from duologue.engine.duplex.commands import CreateResponse
-from duologue.engine.duplex.core import answers, pacing, submission
+from duologue.engine.duplex.core import answers, pacing, submission, tools
 from duologue.engine.duplex.core.effects import AbortRequests, InvalidateOutput, ReleaseRequests
 from duologue.engine.duplex.core.history import Item
 from duologue.engine.duplex.core.items import ModelSpoke
@@ -143,8 +143,13 @@ def _say(s: SessionState, aside: Aside, result: Speech) -> None:
 
 def _call(s: SessionState, response: Response, result: FunctionCall) -> None:
     """A call that the conversation does not know: the client makes of it what it likes, and sends no result."""
-    menu = response.config.menu
-    if not response.generating or menu is None or all(tool.name != result.name for tool in menu.tools):
+    if not response.generating or not tools.may_call(s, response, result):
+        return
+    if len(response.calls) >= s.tools.limit:
+        message = (
+            f"A response outside the conversation may make {s.tools.limit} function calls; {result.name!r} is one more."
+        )
+        s.error(ErrorCode.RESOURCE_EXHAUSTED, message, response_id=response.response_id)
         return
     call = ToolCall(name=result.name, arguments=result.arguments, call_id=f"call_{s.ids.next_hex()}")
     item = Item(item_id=f"item_{call.call_id}", role="assistant", call=call, response_id=response.response_id)

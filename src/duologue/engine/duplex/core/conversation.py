@@ -1,7 +1,7 @@
-"""Commands on responses, items and playback.
+"""Commands on responses and items.
 
 Rules kept here: an invalid command is one error with the client's event id and changes nothing; truncation is clamped, never
-refused for being late or long; an acknowledgement that comes too late is ignored, with a note.
+refused for being late or long.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import msgspec
 
 from duologue.config.session import SessionConfig, check_numbers, check_tools
 from duologue.engine.duplex.commands import (
-    AckPlayback,
     CancelResponse,
     ClearOutput,
     CreateItem,
@@ -35,7 +34,6 @@ from duologue.engine.duplex.events import (
     ItemRetrieved,
     ItemTruncated,
     OutputCleared,
-    PlaybackAcknowledged,
 )
 from duologue.engine.duplex.plugin import HistoryEntry
 from duologue.errors import ClientFault, ErrorCode
@@ -137,10 +135,18 @@ def _context(
     s: SessionState, command: CreateResponse, given: tuple[InputItem | ItemReference, ...]
 ) -> tuple[HistoryEntry, ...] | None:
     """What a response reads instead of the conversation; ``None`` if it names what is not there, which is told."""
+    most = s.runtime.max_items_per_session
+    if len(given) > most:
+        message = f"The input has {len(given)} items and may have {most}, as a conversation; name fewer of them."
+        s.error(ErrorCode.INVALID_ITEM, message, event_id=command.event_id, param="response.input")
+        return None
     context = History(max(1, len(given)), s.runtime.max_history_chars)
     for index, entry in enumerate(given):
         if isinstance(entry, InputItem):
-            if not _images_fit(s, entry, command.event_id, f"response.input[{index}].content"):
+            where = f"response.input[{index}]"
+            if not _text_fits(s, entry, command.event_id, where):
+                return None
+            if not _images_fit(s, entry, 0, command.event_id, f"{where}.content"):
                 return None
             context.append(_item(entry, f"input_{index}"))
             continue
@@ -188,7 +194,12 @@ def cancel_response(s: SessionState, command: CancelResponse) -> None:
 
 
 def clear_output(s: SessionState, command: ClearOutput) -> None:
-    """``output_audio_buffer.clear``: an older response is acknowledged and nothing else happens."""
+    """``output_audio_buffer.clear``: of an older response it is acknowledged and nothing else happens."""
+    beside = aside.named(s, command.response_id)
+    if beside is not None:
+        aside.cancel(s, beside)
+        s.emit(OutputCleared(response_id=beside.response.response_id))
+        return
     target = s.response or s.last_response
     named = command.response_id
     if named is not None and (target is None or named != target.response_id):
@@ -201,7 +212,7 @@ def clear_output(s: SessionState, command: ClearOutput) -> None:
     if not stopped:
         _settle_clear(target.item)
         s.emit(OutputCleared(response_id=target.response_id))
-    _playback_moved(s)
+    pacing.playback_moved(s)
 
 
 def _settle_clear(item: Item) -> None:
@@ -236,15 +247,9 @@ def create_item(s: SessionState, command: CreateItem) -> None:
             param="previous_item_id",
         )
         return
-    if _chars(given) > s.runtime.max_history_chars:
-        s.error(
-            ErrorCode.INVALID_ITEM,
-            f"The item's text has {_chars(given)} characters and may have {s.runtime.max_history_chars}; send less.",
-            event_id=command.event_id,
-            param="item.arguments" if given.call else "item.output" if given.output else "item.content",
-        )
+    if not _text_fits(s, given, command.event_id, "item"):
         return
-    if not _images_fit(s, given, command.event_id, "item.content"):
+    if not _images_fit(s, given, s.history.image_bytes, command.event_id, "item.content"):
         return
     if given.call is not None and s.history.call(given.call.call_id) is not None:
         s.error(
@@ -256,6 +261,7 @@ def create_item(s: SessionState, command: CreateItem) -> None:
         return
     item = _item(given, item_id)
     previous = s.history.insert(item, after)
+    hearing.forget_settled(s)  # those whose items made room
     s.emit(ItemAdded(item=item.view(), previous_item_id=previous))
     if given.output is not None:
         tools.answered(s, given.output)
@@ -284,8 +290,9 @@ def _item(given: InputItem, item_id: str) -> Item:
     )
 
 
-def _images_fit(s: SessionState, given: InputItem, event_id: str | None, param: str) -> bool:
-    """Whether the model takes the item's pictures and there is room for them; if not, the client is told."""
+def _images_fit(s: SessionState, given: InputItem, held_bytes: int, event_id: str | None, param: str) -> bool:
+    """Whether the model takes the item's pictures and there is room for them beside those that are held; if not, the
+    client is told."""
     images = given.images
     if not images:
         return True
@@ -296,13 +303,27 @@ def _images_fit(s: SessionState, given: InputItem, event_id: str | None, param: 
         code = ErrorCode.INVALID_ITEM
         limit = s.runtime.max_image_bytes_per_item
         message = f"An item may have {MAX_IMAGES} images of {limit} bytes altogether, got {len(images)} of {size}."
-    elif s.history.image_bytes + size > s.runtime.max_image_bytes_per_session:
+    elif held_bytes + size > s.runtime.max_image_bytes_per_session:
         code = ErrorCode.INPUT_BACKPRESSURE
         limit = s.runtime.max_image_bytes_per_session
         message = f"The images of the conversation would take more than {limit} bytes; delete some first."
     else:
         return True
     s.error(code, message, event_id=event_id, param=param)
+    return False
+
+
+def _text_fits(s: SessionState, given: InputItem, event_id: str | None, param: str) -> bool:
+    """Whether a prompt could hold the item's text at all; if not, the client is told."""
+    size, limit = _chars(given), s.runtime.max_history_chars
+    if size <= limit:
+        return True
+    s.error(
+        ErrorCode.INVALID_ITEM,
+        f"The item's text has {size} characters and may have {limit}; send less.",
+        event_id=event_id,
+        param=f"{param}.arguments" if given.call else f"{param}.output" if given.output else f"{param}.content",
+    )
     return False
 
 
@@ -372,7 +393,7 @@ def truncate_item(s: SessionState, command: TruncateItem) -> None:
             s.playback.flush(s.now)
         item.soft_cut_ms = None  # the client knows better than the estimate
     s.emit(ItemTruncated(item_id=item.item_id, content_index=command.content_index, audio_end_ms=int(item.hard_cut_ms)))
-    _playback_moved(s)
+    pacing.playback_moved(s)
 
 
 def _response_of(s: SessionState, item: Item) -> Response | None:
@@ -380,116 +401,3 @@ def _response_of(s: SessionState, item: Item) -> Response | None:
         if response is not None and response.item is item:
             return response
     return None
-
-
-# -- playback ------------------------------------------------------------------------------------------------------------
-
-
-def ack_playback(s: SessionState, command: AckPlayback) -> None:
-    """``playback.ack``: corrects the estimate; too late, it changes nothing and says so."""
-    if _mismatched(s, command):
-        s.error(
-            ErrorCode.PLAYBACK_ITEM_MISMATCH,
-            f"Item {command.item_id!r} does not belong to response {command.response_id!r}; name one of the two alone.",
-            event_id=command.event_id,
-            param="item_id",
-        )
-        return
-    response = s.response or s.last_response
-    if command.response_id is not None and (response is None or response.response_id != command.response_id):
-        last = s.last_response
-        response = last if last is not None and last.response_id == command.response_id else None
-    if response is None:
-        _late_ack(s, command)
-        return
-    item = response.item
-    if command.item_id is not None and command.item_id != item.item_id:
-        _late_ack(s, command)
-        return
-    played_ms = min(max(0.0, float(command.played_ms)), item.sent_ms)
-    superseded = not response.open and _answered_since(s, item)
-    note = "cleared" if item.sealed else "superseded" if superseded else None
-    if note is None:
-        item.acked_ms = max(item.acked_ms, played_ms)
-        if item.soft_cut_ms is not None:
-            item.soft_cut_ms = max(item.soft_cut_ms, item.acked_ms)
-        if item.base_ms is not None and response.state != "cancelled":
-            s.playback.set(item.base_ms + item.acked_ms, s.now)
-        if command.truncate:
-            item.hard_cut_ms = played_ms if item.hard_cut_ms is None else min(item.hard_cut_ms, played_ms)
-    s.emit(
-        PlaybackAcknowledged(
-            response_id=response.response_id,
-            item_id=item.item_id,
-            played_ms=int(played_ms),
-            history_committed=note is None and s.history.get(item.item_id) is item,
-            note=note,
-        )
-    )
-    _playback_moved(s)
-
-
-def _mismatched(s: SessionState, command: AckPlayback) -> bool:
-    """Whether it names a response and the item of another one, or of none."""
-    if command.item_id is None or command.response_id is None:
-        return False
-    item = s.history.get(command.item_id)
-    return item is not None and item.response_id != command.response_id
-
-
-def _playback_moved(s: SessionState) -> None:
-    """What depends on the listener's position is due at another time now."""
-    pacing.release(s)
-    if s.idle_at is not None:
-        pacing.arm_idle(s)
-
-
-def _answered_since(s: SessionState, item: Item) -> bool:
-    """Whether the user's next turn was committed after ``item``: its text is fixed then."""
-    for later in reversed(s.history.items):  # acknowledgements are frequent, and what they name is among the last
-        if later is item:
-            return False
-        if later.role == "user":
-            return True
-    return True
-
-
-def _late_ack(s: SessionState, command: AckPlayback) -> None:
-    item = s.history.get(command.item_id) if command.item_id is not None else None
-    known = command.item_id is None or (item is not None and item.spoken is not None)
-    if not known or (command.response_id is None and command.item_id is None):
-        s.error(
-            ErrorCode.PLAYBACK_ITEM_NOT_FOUND,
-            "Nothing was said yet that could be acknowledged."
-            if command.item_id is None
-            else f"There is no item {command.item_id!r} to acknowledge; name one that response.created announced."
-            if item is None
-            else f"Item {command.item_id!r} is nothing that the assistant says; name one that response.created announced.",
-            event_id=command.event_id,
-            param="item_id",
-        )
-        return
-    if command.response_id is not None and not _may_have_been(s, command.response_id):
-        s.error(
-            ErrorCode.PLAYBACK_ITEM_NOT_FOUND,
-            f"There is no response {command.response_id!r} to acknowledge; name one that response.created announced.",
-            event_id=command.event_id,
-            param="response_id",
-        )
-        return
-    s.emit(
-        PlaybackAcknowledged(
-            response_id=command.response_id or "",
-            item_id=command.item_id or "",
-            played_ms=max(0, command.played_ms),
-            history_committed=False,
-            note="superseded",
-        )
-    )
-
-
-def _may_have_been(s: SessionState, response_id: str) -> bool:
-    """Whether this session may have made such a response: old ones are forgotten, but each carries where it was made."""
-    epoch, _, suffix = response_id.removeprefix(f"resp-{s.session_id}-").partition("-")
-    made_here = response_id.startswith(f"resp-{s.session_id}-") and len(suffix) == 8
-    return made_here and epoch.isascii() and epoch.isdigit() and len(epoch) < 16 and int(epoch) <= s.fences.epoch

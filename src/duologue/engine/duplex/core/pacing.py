@@ -181,3 +181,10 @@ def arm_idle(s: SessionState) -> None:
         return
     ends_at = s.playback.ends_at()
     s.idle_at = max(s.now, ends_at if ends_at is not None else s.now) + timeout_ms / 1000.0
+
+
+def playback_moved(s: SessionState) -> None:
+    """What depends on the listener's position is due at another time now."""
+    release(s)
+    if s.idle_at is not None:
+        arm_idle(s)

@@ -36,6 +36,7 @@ from duologue.engine.duplex.commands import (
 )
 from duologue.engine.duplex.contracts import DuplexFence, DuplexModelSessionState
 from duologue.engine.duplex.core import (
+    acknowledgement,
     answers,
     aside,
     barrier,
@@ -248,7 +249,7 @@ class DuplexEngineSession:
             case TruncateItem():
                 conversation.truncate_item(s, command)
             case AckPlayback():
-                conversation.ack_playback(s, command)
+                acknowledgement.ack_playback(s, command)
             case Heartbeat():
                 s.emit(HeartbeatAcknowledged())
             case BargeIn():

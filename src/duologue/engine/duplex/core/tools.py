@@ -9,7 +9,7 @@ ones is not made; a resident model hears what became of its call while its reque
 from __future__ import annotations
 
 from duologue.engine.duplex.commands import CallOutput, CreateItem
-from duologue.engine.duplex.core import resident
+from duologue.engine.duplex.core import hearing, resident
 from duologue.engine.duplex.core.calls import CallRecord
 from duologue.engine.duplex.core.history import NO_RESULT, Item
 from duologue.engine.duplex.core.responses import Response
@@ -36,17 +36,7 @@ _REFUSED: dict[str, tuple[ErrorCode, str]] = {
 
 def called(s: SessionState, response: Response, result: FunctionCall) -> None:
     """The model asks for a function: into the ledger first, then out at once, whatever audio waits."""
-    menu = response.config.menu
-    if menu is not None and response.calls and not menu.parallel:
-        return  # it was told to ask for one
-    if menu is None or all(tool.name != result.name for tool in menu.tools):
-        _refuse(
-            s, response, ErrorCode.INVALID_FUNCTION_CALL, f"The model called {result.name[:64]!r}, which no tool is."
-        )
-        return
-    if len(result.arguments) > MAX_ARGUMENT_CHARS:
-        message = f"The model called {result.name!r} with more than {MAX_ARGUMENT_CHARS} characters of arguments."
-        _refuse(s, response, ErrorCode.INVALID_FUNCTION_CALL, message)
+    if not may_call(s, response, result):
         return
     if not s.tools.make_room():
         message = (
@@ -62,6 +52,7 @@ def called(s: SessionState, response: Response, result: FunctionCall) -> None:
         call_id=call.call_id, item=item, epoch=response.epoch, deadline=s.now + s.runtime.tool_result_timeout_s
     )
     response.calls.append(item)
+    hearing.forget_settled(s)  # those whose items made room
     s.emit(
         FunctionCalled(
             response_id=response.response_id,
@@ -71,6 +62,23 @@ def called(s: SessionState, response: Response, result: FunctionCall) -> None:
             leads=leads,
         )
     )
+
+
+def may_call(s: SessionState, response: Response, result: FunctionCall) -> bool:
+    """Whether the model may ask for this; if it should not have, the client is told of it."""
+    menu = response.config.menu
+    if menu is not None and response.calls and not menu.parallel:
+        return False  # it was told to ask for one
+    if menu is None or all(tool.name != result.name for tool in menu.tools):
+        _refuse(
+            s, response, ErrorCode.INVALID_FUNCTION_CALL, f"The model called {result.name[:64]!r}, which no tool is."
+        )
+        return False
+    if len(result.arguments) > MAX_ARGUMENT_CHARS:
+        message = f"The model called {result.name!r} with more than {MAX_ARGUMENT_CHARS} characters of arguments."
+        _refuse(s, response, ErrorCode.INVALID_FUNCTION_CALL, message)
+        return False
+    return True
 
 
 def _insert(s: SessionState, response: Response, item: Item, *, leads: bool) -> str | None:
