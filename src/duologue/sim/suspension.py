@@ -82,7 +82,6 @@ ELSEWHERE: Final[dict[str, str]] = {
 SELDOM: Final[frozenset[str]] = frozenset(
     {
         "client/link.py Link._attempt: self._flush_kept()",
-        "client/link.py Link._attempt: socket.close() (2)",
         "client/link.py Link._attempt: socket.close()",
         "client/link.py Link._flush_kept: socket.send()",
         "client/session.py ClientSession.close: self._link.close() (2)",
