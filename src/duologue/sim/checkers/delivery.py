@@ -64,19 +64,24 @@ def _collect(session: SessionEvidence, answers: dict[str, _Answer]) -> Iterator[
                 pass
 
 
-def _epochs(session: SessionEvidence, answer: _Answer) -> set[int]:
+class _Epochs:
     """In which epochs an answer may have been made: its own, or one that only the loss of a replica ended.
 
     Of two losses in a row the first may have begun an epoch that nobody heard of.
     """
-    recovered = {event.epoch for event in session.events if isinstance(event, SessionRecovered)}
-    heard = {event.epoch for event in session.events if isinstance(event, ResponseCreated | ResponseAudio)}
-    epoch = answer.created.epoch
-    found = {epoch}
-    while epoch in recovered or (len(found) > 1 and epoch > 0 and epoch not in heard):
-        epoch -= 1
-        found.add(epoch)
-    return found
+
+    def __init__(self, session: SessionEvidence) -> None:
+        self._recovered = {event.epoch for event in session.events if isinstance(event, SessionRecovered)}
+        self._heard = {event.epoch for event in session.events if isinstance(event, ResponseCreated | ResponseAudio)}
+
+    def of(self, answer: _Answer) -> set[int]:
+        """These epochs."""
+        epoch = answer.created.epoch
+        found = {epoch}
+        while epoch in self._recovered or (len(found) > 1 and epoch > 0 and epoch not in self._heard):
+            epoch -= 1
+            found.add(epoch)
+        return found
 
 
 def _ephemeral(session: SessionEvidence, answers: dict[str, _Answer]) -> Iterator[Violation]:
@@ -86,6 +91,7 @@ def _ephemeral(session: SessionEvidence, answers: dict[str, _Answer]) -> Iterato
         for request_id, outputs in made_for(session.site.seen.output, session.session_id, stage).items()
     }
     used: set[str] = set()
+    epochs = _Epochs(session)
     for response_id, answer in answers.items():
         stage = 2 if answer.created.modality == "audio" else 1
         if not answer.audio and not answer.text:
@@ -97,7 +103,7 @@ def _ephemeral(session: SessionEvidence, answers: dict[str, _Answer]) -> Iterato
                 if at == stage
                 and request_id not in used
                 and (audio.startswith(bytes(answer.audio)) if answer.audio else text.startswith(answer.text))
-                and epoch_of(request_id) in _epochs(session, answer)
+                and epoch_of(request_id) in epochs.of(answer)
             ),
             None,
         )
@@ -117,13 +123,14 @@ def _resident(session: SessionEvidence, answers: dict[str, _Answer]) -> Iterator
     made = made_for(session.site.seen.output, session.session_id, 0)
     streams = {request_id: b"".join(m.output.audio for m in outputs) for request_id, outputs in made.items()}
     position: dict[str, int] = {}
+    epochs = _Epochs(session)
     for response_id, answer in answers.items():
         if not answer.audio or answer.created.modality != "audio":
             continue
-        audio, epochs = bytes(answer.audio), _epochs(session, answer)
+        audio, made_in = bytes(answer.audio), epochs.of(answer)
         for request_id, stream in streams.items():
             found = stream.find(audio, position.get(request_id, 0))
-            if found >= 0 and found % 2 == 0 and epoch_of(request_id) in epochs:
+            if found >= 0 and found % 2 == 0 and epoch_of(request_id) in made_in:
                 position[request_id] = found + len(audio)
                 break
         else:

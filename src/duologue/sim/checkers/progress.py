@@ -129,7 +129,12 @@ def _deaths(session: SessionEvidence) -> Iterator[Violation]:
         return
     begun: dict[str, float] = {}
     recovered_at = -1.0
-    made = {entry.at for entry in seen.output if session_of(entry.request_id) == session.session_id}
+    last_stage = 2 if session.site.plan.family == "ephemeral" else 0
+    made = {
+        entry.at
+        for entry in seen.output
+        if entry.stage < last_stage and session_of(entry.request_id) == session.session_id
+    }
     for told in session.told:
         event = told.event
         if isinstance(event, ResponseCreated):
