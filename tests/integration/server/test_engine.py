@@ -85,6 +85,62 @@ async def test_a_ga_turn_through_the_real_engine() -> None:
         assert types.index("input_audio_buffer.committed") < types.index("response.created")
 
 
+def floats(pcm16: str) -> str:
+    """The same sound as 32-bit floats."""
+    pcm = base64.b64decode(pcm16)
+    samples = struct.unpack(f"<{len(pcm) // 2}h", pcm)
+    return base64.b64encode(struct.pack(f"<{len(samples)}f", *(value / 32_768 for value in samples))).decode()
+
+
+async def heard(client: Talker, audio: str, **stated: object) -> str:
+    """What the model understood of one append: how loud it was and how long."""
+    await client.send("input_audio_buffer.append", audio=audio, **stated)
+    await client.send("input.commit")
+    frame = await client.until("conversation.item.input_audio_transcription.completed")
+    await client.until("response.done")
+    return str(frame["transcript"])
+
+
+@on_loop
+async def test_field_F03_an_append_is_read_in_the_format_that_is_in_force() -> None:
+    """A refused update leaves the old one, an accepted one the new one; also if nobody waited for the answer to it."""
+    sound = tone(1.0, 16_000)
+    async with real(config()) as host, host.client("/v1/duplex") as client:
+        await client.send("session.update", session={"turn_detection": None})
+        opened = await client.until("session.created")
+        right = await heard(client, sound)
+        assert right.endswith("of 1000 ms")
+        refused = {"model": "other", "input_audio_format": "pcm_f32le", "instructions": "x"}
+        for waits in (True, False):
+            await client.send("session.update", event_id="E", session=refused)
+            if waits:
+                assert (await client.until("error"))["error"]["event_id"] == "E"
+            assert await heard(client, sound) == right
+        for waits in (True, False):
+            await client.send("session.update", session={"input_audio_format": "pcm_f32le"})
+            if waits:
+                shown = (await client.until("session.updated"))["session"]
+                assert shown["instructions"] == opened["session"]["instructions"]
+            assert await heard(client, floats(sound)) == right
+            await client.send("session.update", session={"input_audio_format": "pcm16"})
+            assert await heard(client, sound) == right
+        assert [frame["type"] for frame in client.frames].count("error") == 2
+
+
+@on_loop
+async def test_field_F03_an_append_that_states_its_format_is_read_in_it() -> None:
+    sound = tone(1.0, 16_000)
+    async with real(config()) as host, host.client("/v1/duplex") as client:
+        await client.send("session.update", session={"turn_detection": None})
+        await client.until("session.created")
+        right = await heard(client, sound)
+        stated: dict[str, object] = {"format": "pcm16", "sample_rate_hz": 16_000}
+        await client.send("session.update", session={"input_audio_format": "pcm_f32le"})
+        assert await heard(client, sound, **stated) == right
+        assert await heard(client, floats(sound), format="pcm_f32le", sample_rate_hz=16_000) == right
+        assert await heard(client, sound, **stated) == right
+
+
 @on_loop
 async def test_a_duplex_session_is_cancelled_resumed_and_closed() -> None:
     async with real(config(**LONG)) as host:

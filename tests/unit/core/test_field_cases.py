@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
 from duologue.config.session import ServerVad, SessionConfig, SessionPatch, TurnDetectionPatch
@@ -20,7 +21,7 @@ from duologue.engine.duplex.commands import (
     TruncateItem,
     UpdateSession,
 )
-from duologue.engine.duplex.core.effects import ClassifyTurn, Detect, SubmitAppend
+from duologue.engine.duplex.core.effects import ApplyConfig, ClassifyTurn, Detect, SubmitAppend
 from duologue.engine.duplex.core.items import CommandReceived, OutputTaken, TimerFired
 from duologue.engine.duplex.events import (
     ErrorRaised,
@@ -230,6 +231,26 @@ def test_field_F38_a_voice_is_fixed_once_it_was_heard() -> None:
         world.send(UpdateSession(patch=patch, event_id="2"))
         assert len(world.of(SessionUpdated)) == before + 1
     assert len(world.of(ErrorRaised)) == 1 and world.core.config.turn_detection == VAD.turn_detection
+
+
+@pytest.mark.parametrize("end", [True, False])
+@pytest.mark.parametrize("voice", [None, "ash"])
+def test_field_F38_resending_the_voice_that_is_current_changes_nothing(voice: str | None, end: bool) -> None:
+    """Also while the answer is still being spoken, and with all the rest of the settings beside it."""
+    config = msgspec.structs.replace(VAD, voice=voice, instructions="Be brief.")
+    world = answering(config, ms=500 if end else 8_000, end=end)
+    assert world.of(ResponseAudio)
+    generation, answers = world.core.config_generation, len(world.of(SessionUpdated))
+    same = [SessionPatch(voice=voice), SessionPatch(voice=voice, instructions="Be brief.", model=config.model)]
+    for patch in same:
+        world.send(UpdateSession(patch=patch, event_id="1"))
+    assert not world.of(ErrorRaised)
+    assert [event.config for event in world.of(SessionUpdated)[answers:]] == [config] * len(same)
+    assert world.core.config == config and world.core.config_generation == generation
+    assert not [effect for effect in world.effects if isinstance(effect, ApplyConfig)]
+    world.send(UpdateSession(patch=SessionPatch(voice="other"), event_id="2"))
+    assert (world.last(ErrorRaised).code, world.last(ErrorRaised).event_id) == (ErrorCode.VOICE_UPDATE_UNSUPPORTED, "2")
+    assert world.core.config == config
 
 
 @pytest.mark.parametrize(

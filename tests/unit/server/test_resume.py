@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duologue.config.stage_config import DuplexSessionRuntimeConfig
 from duologue.engine.duplex import events, messages
+from duologue.engine.messages import EngineQueueMessage
+from duologue.errors import ClientFault, ErrorCode
+from duologue.models.scripted import ephemeral_pipeline
+from duologue.server.engine import SessionSink
 from duologue.server.registry import ConnectionLimits
+from duologue.sim.loop import VirtualRuntime, run
 from tests.unit.server.driver import Client, World, asked, resumable
-from tests.unit.server.fake_engine import answer, audio, created, done
+from tests.unit.server.fake_engine import FakeEngine, answer, audio, created, done
+from tests.unit.session import world as session
 
 URL = "/v1/duplex?resume=1"
 
@@ -168,6 +178,84 @@ def test_field_F02_an_abandoned_takeover_leaves_the_old_socket_the_owner() -> No
     assert resume(world, session_id, token).types[0] == "session.resumed"
 
 
+class RealEngine(FakeEngine):
+    """The same port before a real engine, which expires the sessions that count as detached."""
+
+    def __init__(self, world: session.World, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.world = world
+        self.sinks: dict[str, SessionSink] = {}
+        take = session.World.take
+
+        def told(world: session.World, message: EngineQueueMessage) -> None:
+            take(world, message)
+            if isinstance(message, messages.SessionEventMessage) and message.session_id in self.sinks:
+                self.sinks[message.session_id](message)
+
+        monkeypatch.setattr(session.World, "take", told)
+
+    def post(self, message: EngineQueueMessage) -> None:
+        self.world.engine.post(message)
+
+    async def control(self, message: messages.ControlMessage) -> object:
+        self.asked.append(message)
+        self.world.engine.post(message)
+        result = self.world.results[message.control_id]
+        if result.error_code is not None:
+            raise ClientFault(ErrorCode(result.error_code), result.error_message)
+        return result.value
+
+    def subscribe(self, session_id: str, sink: SessionSink) -> None:
+        self.sinks[session_id] = sink
+
+    def unsubscribe(self, session_id: str) -> None:
+        self.sinks.pop(session_id, None)
+
+
+@pytest.mark.parametrize("abandoned", ["before the reply", "after the reply"])
+def test_field_F02_who_stays_the_owner_outlives_the_grace_period(
+    abandoned: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A goes on sending sound and heartbeats for several times as long, over a real engine: it is served to the end.
+
+    If B had its reply when it was lost, A was told that it was superseded and nobody is served: then the session expires.
+    """
+
+    async def main(runtime: VirtualRuntime) -> None:
+        limits = DuplexSessionRuntimeConfig(disconnect_grace_s=3.0, reaper_interval_s=1.0)
+        async with session.engine(runtime, ephemeral_pipeline(runtime), config=limits) as behind:
+            world = World(RealEngine(behind, monkeypatch))
+            old = opened(world)
+            session_id, token = resumable(old)
+            world.answers = False
+            new = resume(world, session_id, token)
+            if abandoned == "before the reply":
+                new.drop()
+            world.answer()
+            world.answers = True
+            old.pump()
+            if abandoned == "after the reply":
+                assert old.types[-1] == "session.replaced" and old.closed is not None
+                new.drop()
+            for beat in range(150):
+                await asyncio.sleep(0.1)
+                world.now += 0.1
+                if old.closed is None:
+                    old.send("input_audio_buffer.append", audio=base64.b64encode(bytes(3_200)).decode())
+                    (beaten,) = old.send("session.heartbeat", event_id=f"beat-{beat}")
+                    assert beaten["type"] == "session.heartbeat_ack"
+            (told,) = [client for client in behind.clients.values() if client.session_id == session_id]
+            if abandoned == "after the reply":
+                assert [type(event) for event in told.terminals] == [events.SessionExpired]
+                return
+            assert told.terminals == [] and "DetachSession" not in asked(world)
+            old.drop()
+            await asyncio.sleep(20.0)
+            assert [type(event) for event in told.terminals] == [events.SessionExpired]
+
+    run(main)
+
+
 def test_behaviour_20_resume_that_is_abandoned_leaves_the_session_detached() -> None:
     world = World()
     first = opened(world)
@@ -206,6 +294,46 @@ def test_field_F26_an_overflowing_journal_is_said_and_nothing_is_replayed_around
     assert (gap["reason"], gap["next_server_event_seq"]) == ("journal_overflow", head + 1)
     second.say(*answer("q", "j"))
     assert numbers(second)[0] == head + 1
+
+
+@pytest.mark.parametrize(("journal_bytes", "wait_s"), [(1_000_000, 61.0), (700, 0.0)])
+def test_field_F26_numbers_go_on_after_the_journal_was_evicted(journal_bytes: int, wait_s: float) -> None:
+    """By age or by size: what is emitted then has higher numbers, attached or not, and old watermarks are answered by it."""
+    world = World(limits=ConnectionLimits(journal_bytes=journal_bytes))
+    first = opened(world)
+    first.say(*answer("r", "i"))
+    session_id, token = resumable(first)
+    old = numbers(first)[-1]
+    world.now += wait_s
+    first.say(*answer("q", "j"))
+    assert numbers(first) == list(range(1, len(first.frames)))
+    head = numbers(first)[-1]
+    world.now += wait_s
+    first.drop()
+    world.engine.say(session_id, *answer("s", "k"))
+    second = resume(world, session_id, token, last=old)
+    gap = second.frames[1]
+    assert (gap["type"], gap["next_server_event_seq"]) == ("session.resync_required", head + 1)
+    said = numbers(second)
+    assert said and said == list(range(head + 1, head + 1 + len(said)))
+    assert second.types[2] == "response.created" and second.frames[2]["response"]["id"] == "s"
+
+
+def test_field_F26_a_session_that_was_evicted_is_refused_and_its_successor_is_another() -> None:
+    world = World()
+    first = opened(world)
+    first.say(*answer("r", "i"))
+    session_id, token = resumable(first)
+    old = numbers(first)[-1]
+    first.drop()
+    world.engine.say(session_id, events.SessionExpired(reason="disconnect_grace_expired"))
+    successor = opened(world)
+    successor.say(created("q", "j"))
+    assert successor.session_id != session_id and 0 < numbers(successor)[-1] < old
+    for wanted in (session_id, successor.session_id):
+        refused = resume(world, wanted, token, last=old)
+        assert refused.types == ["error"] and refused.closed is not None
+    assert [f["type"] for f in successor.say(done("q", "j"))][-2:] == ["response.done", "rate_limits.updated"]
 
 
 def test_a_journal_that_is_too_old_is_a_gap() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 import msgspec
 import pytest
@@ -30,10 +32,13 @@ from duologue.engine.duplex.events import (
     SpeechStarted,
     SpeechStopped,
 )
+from duologue.engine.duplex.plugin import AppendPlan, AppendPlanRequest, DuplexModelSessionState
 from duologue.engine.duplex.session.detection import ScriptedDetection
-from duologue.models.scripted import Script, ephemeral_pipeline, resident_pipeline, silence, tone
+from duologue.engine.stages.contract import StageControl
+from duologue.models.scripted import Script, ScriptedPipeline, ephemeral_pipeline, resident_pipeline, silence, tone
+from duologue.outputs import RequestOutput, StageRequest
 from duologue.sim.loop import VirtualRuntime, run, virtual
-from tests.unit.session.world import MANUAL, RATE_HZ, VAD, engine
+from tests.unit.session.world import MANUAL, RATE_HZ, VAD, Client, engine
 
 
 @virtual
@@ -97,7 +102,7 @@ async def test_field_F15_a_cancelled_answer_is_not_computed_any_further(runtime:
 
 
 @virtual
-async def test_a_cancelled_turn_stays_in_the_conversation(runtime: VirtualRuntime) -> None:
+async def test_field_F17_a_cancelled_turn_stays_in_the_conversation(runtime: VirtualRuntime) -> None:
     script = Script(transcripts=("my name is Ada", "what is my name"), sentences=6, sentence_ms=1_000)
     pipeline = ephemeral_pipeline(runtime, script)
     plans = []
@@ -199,25 +204,62 @@ async def test_a_resident_answer_ends_without_more_audio_from_the_client(runtime
         assert done.full_text.rstrip().endswith("Unit 10 of answer 1.")
 
 
-async def _conversation(runtime: VirtualRuntime, others: int) -> list[object]:
-    async with engine(runtime, ephemeral_pipeline(runtime, STORY)) as world:
-        client = world.open(session_id="alone")
-        crowd = [world.open(session_id=f"other-{index}") for index in range(others)]
-        talking = [runtime.spawn(other.say(700 + 40 * index), name="other") for index, other in enumerate(crowd)]
+class Voices:
+    """A voice that can be heard: the audio of an answer spells the voice that its own request was given."""
+
+    def __init__(self, pipeline: ScriptedPipeline) -> None:
+        self._plan, self._speak = pipeline.plugin.plan_append, pipeline.stages[2].process
+        self._voices: dict[str, str] = {}
+        pipeline.plugin.plan_append = self.plan_append  # type: ignore[method-assign]
+        pipeline.stages[2].process = self.process  # type: ignore[method-assign]
+
+    def plan_append(self, state: DuplexModelSessionState, request: AppendPlanRequest) -> AppendPlan:
+        self._voices[request.request_id] = request.config.voice or ""
+        return self._plan(state, request)
+
+    async def process(
+        self, state: object, request: StageRequest, control: StageControl
+    ) -> AsyncIterator[RequestOutput]:
+        voice = self._voices[request.request_id].encode()
+        async for output in self._speak(state, request, control):
+            spelt = (voice * len(output.audio))[: len(output.audio)]
+            yield msgspec.structs.replace(output, audio=spelt)
+
+
+async def _conversations(runtime: VirtualRuntime, speakers: Sequence[int]) -> dict[int, list[object]]:
+    """The four voices: each says something else at its own pace, and cancels its first answer."""
+    pipeline = ephemeral_pipeline(runtime, msgspec.structs.replace(STORY, transcripts=()))
+    Voices(pipeline)
+    async with engine(runtime, pipeline) as world:
+        clients = {
+            n: world.open(msgspec.structs.replace(VAD, voice=f"voice {n}"), session_id=f"s{n}") for n in speakers
+        }
         start = runtime.now()
-        await client.say(level=0)
-        await client.until(ResponseAudio, 10)
-        client.send(CancelResponse())
-        await client.say(level=1)
-        await client.until(ResponseDone, 2)
-        await asyncio.gather(*talking)
-        return [(round(at - start, 6), event) for at, event in zip(client.times, client.events, strict=True)]
+
+        async def talk(number: int, client: Client) -> None:
+            await asyncio.sleep(0.03 * number)
+            await client.say(600 + 40 * number, level=number)
+            await client.until(ResponseAudio, 10)
+            client.send(CancelResponse())
+            await client.say(level=number + 4)
+            await client.until(ResponseDone, 2)
+
+        await asyncio.gather(*(talk(*pair) for pair in clients.items()))
+        await asyncio.sleep(2.0)
+        return {
+            number: [(round(at - start, 6), event) for at, event in zip(client.times, client.events, strict=True)]
+            for number, client in clients.items()
+        }
 
 
 def test_field_F59_a_conversation_is_the_same_alone_and_in_company() -> None:
-    alone = run(lambda runtime: _conversation(runtime, 0))
-    in_company = run(lambda runtime: _conversation(runtime, 3))
-    assert alone == in_company
+    """Four voices, interleaved: each is what it is alone, to the sample and the instant, and no two are alike."""
+    together = run(partial(_conversations, speakers=range(4)))
+    for number, seen in together.items():
+        alone = run(partial(_conversations, speakers=[number]))
+        assert seen == alone[number], f"voice {number}"
+    heard = [b"".join(e.audio for _, e in seen if isinstance(e, ResponseAudio)) for seen in together.values()]
+    assert all(heard) and len(set(heard)) == 4
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from duologue.engine.duplex.events import ErrorRaised, ResponseDone, SessionExpired
+from duologue.engine.duplex.events import ErrorRaised, ResponseAudio, ResponseDone, SessionExpired
 from duologue.models.scripted import Script, resident_pipeline, silence, tone
-from duologue.sim.loop import VirtualRuntime, virtual
+from duologue.sim.loop import VirtualRuntime, run, virtual
 from tests.unit.session.world import MANUAL, RATE_HZ, Client, engine
 
 SMALL = 60  # units of 200 ms: twelve seconds
@@ -35,6 +35,30 @@ async def test_a_model_that_compacts_talks_on_and_nobody_notices(runtime: Virtua
         ]
         assert {response.audio_ms for response in done} == {800}
         assert not endless.of(ErrorRaised) and endless.terminals == [] and short.terminals == []
+
+
+def test_a_roll_over_moves_no_audio() -> None:
+    """What is said, and the instant at which each piece of it leaves, are those of a model whose context has no end."""
+
+    async def main(runtime: VirtualRuntime, context_units: int) -> tuple[list[tuple[float, ResponseAudio]], int]:
+        script = Script(context_units=context_units, compacts=True, rebuilds=True)
+        async with engine(runtime, resident_pipeline(runtime, script)) as world:
+            client = world.open(MANUAL)
+            began = runtime.now()
+            await talk(client, 40)
+            runner = world.engine.session_manager.runner("s1")
+            assert runner is not None
+            pieces = [
+                (round(at - began, 6), event)
+                for at, event in zip(client.times, client.events, strict=True)
+                if isinstance(event, ResponseAudio)
+            ]
+            return pieces, runner.session.acted().get("context", 0)
+
+    rolled, times = run(lambda runtime: main(runtime, SMALL))
+    whole, never = run(lambda runtime: main(runtime, 0))
+    assert (times >= 5, never) == (True, 0)
+    assert len(whole) >= 39 * 4 and rolled == whole
 
 
 @virtual
