@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
 import math
 import struct
@@ -110,9 +111,10 @@ async def test_field_F03_an_append_is_read_in_the_format_that_is_in_force() -> N
         opened = await client.until("session.created")
         right = await heard(client, sound)
         assert right.endswith("of 1000 ms")
-        refused = {"model": "other", "input_audio_format": "pcm_f32le", "instructions": "x"}
-        for waits in (True, False):
-            await client.send("session.update", event_id="E", session=refused)
+        change = {"input_audio_format": "pcm_f32le", "instructions": "x"}
+        # The server refuses the one, the model's plugin the other.
+        for illegal, waits in itertools.product(({"model": "other"}, {"voice": "refused"}), (True, False)):
+            await client.send("session.update", event_id="E", session=change | illegal)
             if waits:
                 assert (await client.until("error"))["error"]["event_id"] == "E"
             assert await heard(client, sound) == right
@@ -124,7 +126,7 @@ async def test_field_F03_an_append_is_read_in_the_format_that_is_in_force() -> N
             assert await heard(client, floats(sound)) == right
             await client.send("session.update", session={"input_audio_format": "pcm16"})
             assert await heard(client, sound) == right
-        assert [frame["type"] for frame in client.frames].count("error") == 2
+        assert [frame["type"] for frame in client.frames].count("error") == 4
 
 
 @on_loop
