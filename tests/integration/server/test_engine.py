@@ -109,10 +109,12 @@ async def test_field_F03_an_append_is_read_in_the_format_that_is_in_force() -> N
     async with real(config()) as host, host.client("/v1/duplex") as client:
         await client.send("session.update", session={"turn_detection": None})
         opened = await client.until("session.created")
-        right = await heard(client, sound)
-        assert right.endswith("of 1000 ms")
         change = {"input_audio_format": "pcm_f32le", "instructions": "x"}
-        # The server refuses the one, the model's plugin the other.
+        # The model's plugin refuses this voice, and once the assistant spoke the session itself does; the model the server.
+        await client.send("session.update", event_id="E", session=change | {"voice": "refused"})
+        assert (await client.until("error"))["error"]["code"] == "invalid_duplex_runtime_config"
+        right = await heard(client, sound)
+        assert right == "utterance 6 of 1000 ms"
         for illegal, waits in itertools.product(({"model": "other"}, {"voice": "refused"}), (True, False)):
             await client.send("session.update", event_id="E", session=change | illegal)
             if waits:
@@ -126,7 +128,7 @@ async def test_field_F03_an_append_is_read_in_the_format_that_is_in_force() -> N
             assert await heard(client, floats(sound)) == right
             await client.send("session.update", session={"input_audio_format": "pcm16"})
             assert await heard(client, sound) == right
-        assert [frame["type"] for frame in client.frames].count("error") == 4
+        assert [frame["type"] for frame in client.frames].count("error") == 5
 
 
 @on_loop
