@@ -139,13 +139,13 @@ def _amount(limit: limit_tables.Limit) -> str:
 
 
 def await_points() -> str:
-    """How many await points each file has, and at how many of them simulated runs are suspended."""
+    """How many await points each file has, and at how many of them simulated runs can be suspended."""
     counts: dict[str, list[int]] = {}
     for point in suspension.catalogue():
         row = counts.setdefault(point.file, [0, 0])
         row[0] += 1
         row[1] += suspension.elsewhere(point.name) is None
-    lines = ["| file | await points | suspended and struck in simulated runs |", "|---|---|---|"]
+    lines = ["| file | await points | within reach of simulated runs |", "|---|---|---|"]
     lines += [f"| `{file}` | {there} | {reached or 'none'} |" for file, (there, reached) in counts.items()]
     there, reached = (sum(row[column] for row in counts.values()) for column in (0, 1))
     return "\n".join([*lines, f"| all | {there} | {reached} |"])

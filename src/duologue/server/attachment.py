@@ -22,6 +22,7 @@ from duologue.engine.duplex.messages import OutputInvalidated, SessionEventMessa
 from duologue.errors import ERRORS, ErrorCode, Fault
 from duologue.server.dialect_ga import GaDialect
 from duologue.server.engine import SessionOutput
+from duologue.server.input_format import InputFormatAhead
 from duologue.server.journal import Journal
 from duologue.server.token import ResumeToken
 from duologue.wire import encode
@@ -83,6 +84,7 @@ class Attachment:
         "config",
         "created_sent",
         "dialect",
+        "format_ahead",
         "generation",
         "journal",
         "key_id",
@@ -110,6 +112,7 @@ class Attachment:
         self.session_id = dialect.session_id
         self.config: SessionConfig = dialect.config  # the newest known, which may be ahead of what the wire has shown
         self.key_id = key_id
+        self.format_ahead = InputFormatAhead()
         self.generation = 0
         self.journal = journal
         self.token = token
@@ -158,6 +161,7 @@ class Attachment:
             return
         if isinstance(event, events.SessionCreated | events.SessionUpdated):
             self.config = event.config
+        self.format_ahead.told(event)
         self._queue.append(message)
         if isinstance(event, events.SessionClosed | events.SessionExpired):
             self.terminal = ending_of(event)

@@ -20,7 +20,6 @@ from typing import Literal
 
 import msgspec
 
-from duologue.audio.format import AudioFormat
 from duologue.config.session import SessionConfig, SessionPatch, merge
 from duologue.engine.duplex.commands import AppendAudio, UpdateSession
 from duologue.engine.duplex.messages import (
@@ -73,7 +72,6 @@ class Connection:
         self._errors = 0
         self._taken = 0
         self._generation = 0
-        self._append_format: AudioFormat | None = None
 
     # -- what the shell asks
 
@@ -262,18 +260,19 @@ class Connection:
         if isinstance(command, AppendAudio) and isinstance(event, client.AudioAppend):
             self._follow_format(event, attachment)
         elif isinstance(command, UpdateSession):
-            self._append_format = None
+            attachment.format_ahead.sent(command)
         self._actions.append(Post(SessionCommand(session_id=attachment.session_id, command=command)))
 
     def _follow_format(self, event: client.AudioAppend, attachment: Attachment) -> None:
         """An append of the duplex dialect may state its format: if it is another, the session changes first."""
         if self._hello.dialect == "ga" or (event.format is None and event.sample_rate_hz is None):
             return
-        wanted = append_format(event.format, event.sample_rate_hz, attachment.config.input_format)
-        if wanted in (attachment.config.input_format, self._append_format):
+        ahead = attachment.format_ahead.after_all(attachment.config.input_format)
+        wanted = append_format(event.format, event.sample_rate_hz, ahead)
+        if wanted == ahead:
             return
-        self._append_format = wanted
         command = UpdateSession(event_id=event.event_id, patch=SessionPatch(input_format=wanted))
+        attachment.format_ahead.sent(command)
         self._actions.append(Post(SessionCommand(session_id=attachment.session_id, command=command)))
 
     # -- opening and resuming

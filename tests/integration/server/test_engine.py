@@ -146,6 +146,24 @@ async def test_field_F03_an_append_that_states_its_format_is_read_in_it() -> Non
 
 
 @on_loop
+async def test_field_F03_an_append_that_states_its_format_is_read_in_it_behind_a_change_that_waits() -> None:
+    """A long append is decoded piece by piece, and what was sent behind it waits for that."""
+    sound = tone(1.0, 16_000)
+    long = base64.b64encode(bytes(2 * 16_000 * 20)).decode()
+    stated: dict[str, object] = {"format": "pcm16", "sample_rate_hz": 16_000}
+    async with real(config()) as host, host.client("/v1/duplex") as client:
+        await client.send("session.update", session={"turn_detection": None})
+        await client.until("session.created")
+        right = await heard(client, sound)
+        for behind in ({"input_audio_format": "pcm_f32le"}, {"input_audio_format": "pcm_f32le", "instructions": "x"}):
+            await client.send("input_audio_buffer.append", audio=long, **stated)
+            await client.send("input_audio_buffer.clear")
+            await client.send("session.update", session=behind)
+            assert await heard(client, sound, **stated) == right
+        assert not [frame for frame in client.frames if frame["type"] == "error"]
+
+
+@on_loop
 async def test_a_duplex_session_is_cancelled_resumed_and_closed() -> None:
     async with real(config(**LONG)) as host:
         async with host.client("/v1/duplex") as first:
