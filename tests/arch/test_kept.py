@@ -11,7 +11,7 @@ import pytest
 
 from duologue.sim.invariants import INVARIANTS
 from tests.arch.kept import DECISIONS, DOCUMENTED, FIELD_CASES, RULES
-from tests.arch.test_documented_api import PORT_METHODS, RUNNER_METHODS, SEAMS
+from tests.arch.test_documented_api import MANAGER_METHODS, PORT_METHODS, RUNNER_METHODS, SEAMS
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -73,6 +73,11 @@ def test_every_documented_name_has_a_test_of_what_it_does(name: str) -> None:
 
 
 def test_no_documented_name_is_forgotten() -> None:
-    owners = {"DuplexSessionRunner": RUNNER_METHODS, "DuplexStagePort": PORT_METHODS, "DuplexOrchestrator": SEAMS}
+    owners = {
+        "DuplexSessionManager": MANAGER_METHODS,
+        "DuplexSessionRunner": [*RUNNER_METHODS, "closing", "closed_emitted"],
+        "DuplexStagePort": PORT_METHODS,
+        "DuplexOrchestrator": SEAMS,
+    }
     wanted = {f"{owner}.{name}" for owner, methods in owners.items() for name in methods}
     assert wanted - DOCUMENTED.keys() == set()

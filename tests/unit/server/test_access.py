@@ -104,6 +104,8 @@ def test_behaviour_20_resume_tokens_rotate_and_are_not_kept() -> None:
     assert not token.matches(first)
     assert not token.matches("")
     assert not token.matches("\ud800")
+    kept = [str(getattr(token, name)) for name in dir(token) if not name.startswith("__")]
+    assert not [text for text in kept if first in text or second in text]
 
 
 @pytest.mark.parametrize(
