@@ -66,6 +66,7 @@ RULES: Final[dict[str, tuple[str, ...]]] = {
         "test_behaviour_20_resume_what_happened_meanwhile",
         "test_behaviour_20_resume_tells_the_old_socket_once",
         "test_behaviour_20_resume_that_is_abandoned",
+        "test_behaviour_20_resume_keeps_the_negotiated_format",
     ),
 }
 

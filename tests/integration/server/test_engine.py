@@ -164,6 +164,30 @@ async def test_field_F03_an_append_that_states_its_format_is_read_in_it_behind_a
 
 
 @on_loop
+async def test_behaviour_20_resume_keeps_the_negotiated_format() -> None:
+    sound = tone(1.0, 16_000)
+    async with real(config()) as host:
+        async with host.client("/v1/duplex") as first:
+            update = {"turn_detection": None, "input_audio_format": "pcm_f32le"}
+            await first.send("session.update", session=update)
+            opened = await first.until("session.created")
+            right = await heard(first, floats(sound))
+            last = await first.until("rate_limits.updated")
+            first.socket.transport.abort()
+        await eventually(lambda: host.realtime.connections == 0)
+        async with host.client("/v1/duplex?resume=1") as second:
+            await second.send(
+                "session.resume",
+                session_id=opened["session_id"],
+                resume_token=opened["resume_token"],
+                last_received_server_event_seq=last["server_event_seq"],
+            )
+            await second.until("session.resumed")
+            assert await heard(second, floats(sound)) == right
+            assert await heard(second, sound, format="pcm16", sample_rate_hz=16_000) == right
+
+
+@on_loop
 async def test_a_duplex_session_is_cancelled_resumed_and_closed() -> None:
     async with real(config(**LONG)) as host:
         async with host.client("/v1/duplex") as first:
