@@ -28,7 +28,7 @@ from duologue.outputs import Options
 from duologue.server.assembly import build_model, engine, serve_config
 from duologue.server.main import main
 from duologue.server.serve import ServeError, running
-from tests.integration.server.loopback import FakeEngine, Server, Talker, eventually, http, on_loop
+from tests.integration.server.loopback import FakeEngine, Frame, Server, Talker, eventually, http, on_loop
 
 FAST = {"recognise_s": 0.0, "think_s": 0.0, "speak_s": 0.0, "sentence_ms": 100, "sentences": 2}
 LONG = {**FAST, "sentence_ms": 10_000}
@@ -100,6 +100,16 @@ async def heard(client: Talker, audio: str, **stated: object) -> str:
     frame = await client.until("conversation.item.input_audio_transcription.completed")
     await client.until("response.done")
     return str(frame["transcript"])
+
+
+async def resume(client: Talker, opened: Frame, last: Frame) -> None:
+    """Take up the session of ``opened`` (``session.created``), behind the event ``last``."""
+    await client.send(
+        "session.resume",
+        session_id=opened["session_id"],
+        resume_token=opened["resume_token"],
+        last_received_server_event_seq=last["server_event_seq"],
+    )
 
 
 @on_loop
@@ -176,12 +186,7 @@ async def test_behaviour_20_resume_keeps_the_negotiated_format() -> None:
             first.socket.transport.abort()
         await eventually(lambda: host.realtime.connections == 0)
         async with host.client("/v1/duplex?resume=1") as second:
-            await second.send(
-                "session.resume",
-                session_id=opened["session_id"],
-                resume_token=opened["resume_token"],
-                last_received_server_event_seq=last["server_event_seq"],
-            )
+            await resume(second, opened, last)
             await second.until("session.resumed")
             assert await heard(second, floats(sound)) == right
             assert await heard(second, sound, format="pcm16", sample_rate_hz=16_000) == right
@@ -202,12 +207,7 @@ async def test_a_duplex_session_is_cancelled_resumed_and_closed() -> None:
             first.socket.transport.abort()
         await eventually(lambda: host.realtime.connections == 0)
         async with host.client("/v1/duplex?resume=1") as second:
-            await second.send(
-                "session.resume",
-                session_id=opened["session_id"],
-                resume_token=opened["resume_token"],
-                last_received_server_event_seq=last["server_event_seq"],
-            )
+            await resume(second, opened, last)
             assert (await second.next())["type"] == "session.resumed"
             await second.send("session.close")
             assert await second.closed() == 1000

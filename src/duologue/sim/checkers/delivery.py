@@ -96,6 +96,7 @@ def _ephemeral(session: SessionEvidence, answers: dict[str, _Answer]) -> Iterato
         stage = 2 if answer.created.modality == "audio" else 1
         if not answer.audio and not answer.text:
             continue
+        made_in = epochs.of(answer)
         source = next(
             (
                 request_id
@@ -103,7 +104,7 @@ def _ephemeral(session: SessionEvidence, answers: dict[str, _Answer]) -> Iterato
                 if at == stage
                 and request_id not in used
                 and (audio.startswith(bytes(answer.audio)) if answer.audio else text.startswith(answer.text))
-                and epoch_of(request_id) in epochs.of(answer)
+                and epoch_of(request_id) in made_in
             ),
             None,
         )
