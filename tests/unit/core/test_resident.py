@@ -432,3 +432,23 @@ def test_a_model_that_is_too_far_ahead_is_fed_when_that_is_played(ahead_ms: int,
     world.speak(TurnEnded())
     world.advance(20.0)
     assert world.of(ResponseDone)[-1].full_text == "Far."
+
+
+# -- listening -----------------------------------------------------------------------------------------------------------
+
+
+def test_that_a_model_listens_is_said_once_and_again_after_anything_else() -> None:
+    world = World(MANUAL, capabilities=NATIVE)
+    world.append(bytes(UNIT))
+    for _ in range(3):
+        world.speak(Listened())
+    assert [event.reason for event in world.of(ResponseListen)] == ["model"]
+    world.speak(Listened(reason="noise"))
+    world.speak(Listened(reason="noise"))
+    assert [event.reason for event in world.of(ResponseListen)] == ["model", "noise"]
+    world.speak(speech("One.", 80), TurnEnded())
+    world.advance(1.0)
+    world.append(bytes(UNIT))
+    world.speak(Listened(reason="noise"))
+    world.speak(Listened(reason="noise"))
+    assert [event.reason for event in world.of(ResponseListen)] == ["model", "noise", "noise"]

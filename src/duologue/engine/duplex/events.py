@@ -205,7 +205,7 @@ class ResponseSpeak(_Event, frozen=True, kw_only=True):
 
 
 class ResponseListen(_Event, frozen=True, kw_only=True):
-    """The model decided to listen (duplex dialect)."""
+    """The model decided to listen (duplex dialect). It goes on doing so until another event of the session."""
 
     reason: str
     response_id: str | None = None

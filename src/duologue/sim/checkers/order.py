@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from duologue.engine.duplex import events
 from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation
@@ -39,6 +40,13 @@ def at_the_engine(session: SessionEvidence) -> Iterator[Violation]:
         yield Violation("B4", f"{name}: {type(said[ends[0] + 1]).__name__} after the session terminal")
     if not ends and not session.site.crashed:
         yield Violation("B4", f"{name}: no session terminal")
+    again = sum(
+        isinstance(told.event, events.ResponseListen) and told.event == before.event
+        for before, told in pairwise(session.told)
+        if told.number == before.number + 1
+    )
+    if again:
+        yield Violation("B2", f"{name}: said {again} times that the model listens, as the event before had said")
     yield from _responses(name, said, ended=bool(ends))
 
 

@@ -95,6 +95,13 @@ _OUTPUT: Final = (
         "self.spoken.text",
     ),
     one(
+        "listening said with every unit",
+        "that a model listens is said once",
+        f"{CORE}.state:SessionState.say_that_the_model_listens",
+        "said != self.listening and",
+        "",
+    ),
+    one(
         "paused for ever",
         "held pieces are released",
         f"{ENGINE}.orchestrator:OrchestratorBase.set_paused",

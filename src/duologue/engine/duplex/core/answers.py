@@ -28,7 +28,6 @@ from duologue.engine.duplex.events import (
     InputTranscribed,
     ResponseCreated,
     ResponseDone,
-    ResponseListen,
     ResponseSpeak,
     ResponseStatus,
     ResponseText,
@@ -381,7 +380,7 @@ def _listened(s: SessionState, record: StageRequestRecord, result: Listened) -> 
     if record.purpose == "resident" and mine and not result.end_response:
         resident.continue_response(s, record)
         return
-    s.emit(ResponseListen(reason=result.reason, response_id=response.response_id if mine and response else None))
+    s.say_that_the_model_listens(result.reason, record.response_id if mine else None)
     if mine and response is not None and result.end_response:
         generated(s, response)
 

@@ -40,6 +40,7 @@ from duologue.engine.duplex.events import (
     ItemRetrieved,
     ResponseAudio,
     ResponseDone,
+    ResponseListen,
     ResponseText,
     SessionClosed,
     SessionCreated,
@@ -280,6 +281,7 @@ class SessionState:
     judge_event_id: str | None = None
     behind: deque[CommitAudio | CreateItem | UpdateSession] = field(default_factory=deque)  # see ``barrier.py``
     spoke: bool = False
+    listening: ResponseListen | None = None  # the last event, if it said that the model listens
     overflowed: bool = False
     cramped: bool = False  # the next piece of a resident model's input fits into no room that it will make by itself
     input_refused: bool = False
@@ -395,8 +397,15 @@ class SessionState:
             if not self._may_use_reserve(event, size):
                 return False
         number = outbox.release(size, audio_ms, response_id, beside_ms)
+        self.listening = None
         self.effects.append(Emit(number=number, event=event))
         return True
+
+    def say_that_the_model_listens(self, reason: str, response_id: str | None) -> None:
+        """Once: with every unit that it listens to, it would be a flood that tells nothing."""
+        said = ResponseListen(reason=reason, response_id=response_id)
+        if said != self.listening and self.emit(said):
+            self.listening = said
 
     def _may_use_reserve(self, event: SessionEvent, size: int) -> bool:
         """Beyond the bound only what ends things may leave: it must reach a client that comes back to read."""
