@@ -40,13 +40,11 @@ ELSEWHERE: Final[dict[str, str]] = {
     "client/socket.py *": "real sockets",
     # what never gives up the loop
     "*: async with asyncio.timeout*": "entering and leaving a time limit does not wait",
-    "*: async with aclosing(run_piece_async*": "waits only if stage code waits while it is closed",
     "*: async with aclosing(recognise*": "the reader of outputs is closed on the spot",
     "*: async with aclosing(deltas)": "the reader of outputs is closed on the spot",
     "*: async with aclosing(_sound(outputs, kind))": "the reader of outputs is closed on the spot",
     "*: async with aclosing(pieces)": "the reader of a body is closed on the spot",
     "engine/stages/piece.py * close()": "waits only if stage code waits while it is closed",
-    "engine/stages/piece.py *_close_async_iterator()": "waits only if stage code waits while it is closed",
     "*: self._intercept_stage_output()": "no owner of requests waits in it",
     "engine/orchestration.py OrchestratorBase._route: self._accept()": "no owner of requests waits in it",
     "engine/orchestration.py OrchestratorBase._end_empty: self._accept()": "no owner of requests waits in it",

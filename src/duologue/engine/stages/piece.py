@@ -12,7 +12,7 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -70,25 +70,32 @@ def run_piece(stage: Stage[object], work: Work, request: StageRequest) -> Genera
 
 
 async def run_piece_async(
-    stage: AsyncStage[object], work: Work, request: StageRequest
-) -> AsyncGenerator[RequestOutput, None]:
-    """As :func:`run_piece` for asynchronous stage code; cancellation passes through, see :func:`cut_short`."""
+    stage: AsyncStage[object], work: Work, request: StageRequest, deliver: Callable[[RequestOutput], None]
+) -> None:
+    """As :func:`run_piece` for asynchronous stage code, the outputs being handed to ``deliver`` as they are made, until
+    the request is aborted; cancellation passes through, see :func:`cut_short`.
+    """
     try:
         if not work.opened:
             _open(stage, work, request)
         outputs = stage.process(work.state, request, work)
         try:
             async for output in outputs:
+                if work.cancelled:
+                    break
                 _check(work, output)
-                yield _with_queue_time(work, output) if work.queue_s else output
-                if work.ended:
+                deliver(_with_queue_time(work, output) if work.queue_s else output)
+                if work.ended or work.cancelled:
                     break
         finally:
-            await _close_async_iterator(outputs)
+            close = getattr(outputs, "aclose", None)  # an iterator need not be a generator
+            if close is not None:
+                await close()
     except Exception as error:
-        yield _failed(work, error)
-    if not work.ended and ends_request(request):
-        yield _finished(work)
+        if not work.cancelled:
+            deliver(_failed(work, error))
+    if not work.ended and not work.cancelled and ends_request(request):
+        deliver(_finished(work))
     if work.ended:
         close_work(stage, work)
 
@@ -203,9 +210,3 @@ def _close_iterator(outputs: Iterator[RequestOutput]) -> None:
     close = getattr(outputs, "close", None)  # an iterator need not be a generator
     if close is not None:
         close()
-
-
-async def _close_async_iterator(outputs: AsyncIterator[RequestOutput]) -> None:
-    close = getattr(outputs, "aclose", None)
-    if close is not None:
-        await close()

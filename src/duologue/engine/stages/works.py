@@ -1,7 +1,7 @@
 """The requests inside one replica: three ways to run stage code, with one face.
 
 * :class:`SteppedWorks`: blocking stage code on the loop, one output per turn of the loop (light stages, tests);
-* :class:`TaskWorks`: asynchronous stage code on a loop, one task per request that has work;
+* :class:`TaskWorks`: asynchronous stage code on a loop, one task per request;
 * :class:`ThreadedWorks`: blocking stage code in ``concurrency`` threads (worker processes).
 
 Rules kept here: pieces of one request run in order, one at a time; a slot is held for a piece, not for a request;
@@ -16,8 +16,8 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from duologue.clock import monotonic
@@ -70,6 +70,7 @@ class _Job:
     busy: bool = False
     running: Generator[RequestOutput, None, None] | None = None
     task: asyncio.Task[None] | None = None
+    more: asyncio.Future[None] | None = None  # the task waits for it: a piece, or the end
 
 
 StageT = TypeVar("StageT", Stage[object], AsyncStage[object])
@@ -182,7 +183,7 @@ class SteppedWorks(_Jobs[Stage[object]]):
 
 
 class TaskWorks(_Jobs[AsyncStage[object]]):
-    """Asynchronous stage code: one task per request that has work. Used from the loop only."""
+    """Asynchronous stage code: one task per request, which waits between its pieces. Used from the loop only."""
 
     def __init__(
         self,
@@ -203,40 +204,41 @@ class TaskWorks(_Jobs[AsyncStage[object]]):
     def _add(self, job: _Job, request: StageRequest) -> None:
         job.pieces.append(request)
         if job.task is None:
-            self._start(job)
+            job.task = self._spawn(self._run(job))
+            # Not a `finally` in the coroutine: a task that is cancelled before its first step never enters it.
+            job.task.add_done_callback(lambda task: self._ended(job, cancelled=task.cancelled()))
+        elif job.more is not None:
+            _wake(job.more)
 
     def _stop(self, job: _Job) -> None:
-        if job.task is None:
+        if job.more is not None:  # between two pieces: nothing of it runs
+            _wake(job.more)
             close_work(self._stage, job.work)
-        elif job.task is not asyncio.current_task():
+        elif job.task is not None and job.task is not asyncio.current_task():
             job.task.cancel()
 
-    def _start(self, job: _Job) -> None:
-        job.task = self._spawn(self._run(job))
-        # Not a `finally` in the coroutine: a task that is cancelled before its first step never enters it.
-        job.task.add_done_callback(lambda task: self._ended(job, cancelled=task.cancelled()))
-
     def _ended(self, job: _Job, *, cancelled: bool) -> None:
-        job.task = None
         work = job.work
         if cancelled and not (work.ended or work.cancelled):
             self._jobs.pop(job.key, None)
             self._push(job.key, cut_short(work))
-        if work.ended or work.cancelled:
-            close_work(self._stage, work)
-        elif job.pieces:
-            self._start(job)
+        close_work(self._stage, work)
 
     async def _run(self, job: _Job) -> None:
-        work = job.work
-        while job.pieces and not (work.ended or work.cancelled):
-            async with aclosing(run_piece_async(self._stage, work, job.pieces.popleft())) as outputs:
-                async for output in outputs:
-                    if work.cancelled:
-                        return
-                    if work.ended:
-                        self._forget(job)
-                    self._push(job.key, output)
+        work, pieces = job.work, job.pieces
+        deliver = partial(self._deliver, job)
+        while not (work.ended or work.cancelled):
+            if pieces:
+                await run_piece_async(self._stage, work, pieces.popleft(), deliver)
+            else:
+                job.more = asyncio.get_running_loop().create_future()
+                await job.more
+                job.more = None
+
+    def _deliver(self, job: _Job, output: RequestOutput) -> None:
+        if job.work.ended:
+            self._forget(job)
+        self._push(job.key, output)
 
 
 class ThreadedWorks(_Jobs[Stage[object]]):
@@ -313,3 +315,8 @@ class ThreadedWorks(_Jobs[Stage[object]]):
                 with self._lock:
                     self._forget(job)
             self._push(job.key, output)
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
