@@ -50,7 +50,7 @@ async def _rest(coro: Coroutine[object, object, ResultT], waiting: object) -> Re
     return await _continue(coro, waiting)
 
 
-def drive(coro: Coroutine[object, object, None]) -> Coroutine[object, object, None] | None:
+def drive(coro: Coroutine[object, object, ResultT]) -> Coroutine[object, object, ResultT] | None:
     """Run ``coro`` until it ends or suspends. ``None``: it ended; else the rest, to be run as a task of this loop.
 
     What the coroutine raises before it suspends is raised here.

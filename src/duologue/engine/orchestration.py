@@ -265,10 +265,10 @@ class OrchestratorBase:
         except Exception as error:
             await self._fail(state, stage_id, error)
 
-    async def _accept(
+    def _accept(
         self, state: OrchestratorRequestState, stage_id: int, replica_id: int, output: RequestOutput, *, feeds: bool
-    ) -> bool:
-        """Account one output, show it to the client and to the interceptor; true when it must not be forwarded."""
+    ) -> Coroutine[object, object, bool]:
+        """Account one output, show it to the client; the interceptor, still to be awaited, says whether it is consumed."""
         stats = state.stats(stage_id)
         audio_s = len(output.audio) / (2 * output.audio_rate_hz) if output.audio_rate_hz else 0.0
         stats.observe(
@@ -289,7 +289,7 @@ class OrchestratorBase:
         if not state.session_owned and (message := client_message(state, stage_id, output, stats)) is not None:
             self.output_async_queue.put_nowait(message)
         submit_ts = state.stage_submit_ts.get(stage_id)
-        return await self._intercept_stage_output(stage_id, replica_id, output, state, stats, submit_ts)
+        return self._intercept_stage_output(stage_id, replica_id, output, state, stats, submit_ts)
 
     def _is_current(self, state: OrchestratorRequestState) -> bool:
         return self.request_states.get(state.request_id) is state

@@ -47,11 +47,8 @@ def append_audio(s: SessionState, item: AudioAppended) -> None:
             return
         # Time passed all the same: silence takes its place, or every later position would be early by its length.
         pcm, detector_pcm = bytes(len(pcm)), bytes(len(detector_pcm))
-    audio = s.audio
-    audio.append(pcm)
-    s.last_append_at = s.now
-    s.append_ms.append(len(pcm) * 500.0 / audio.rate_hz)
-    s.arrivals.append((audio.end, s.now))
+    s.audio.append(pcm)
+    s.note_append(len(pcm) // 2)
     if s.detection.endpointer is not None:
         received = s.detection.received_frames
         _buffer_for_detection(s, detector_pcm)
@@ -235,5 +232,7 @@ def starvation_at(s: SessionState) -> float | None:
     """When a turn whose input stopped must be ended; ``None`` while nobody speaks."""
     if s.turn is None or s.last_append_at is None or s.detection.endpointer is None or s.commit_ready:
         return None
-    longest_ms = max(s.append_ms, default=0.0)
-    return s.last_append_at + max(s.runtime.starvation_ms, _STARVATION_FACTOR * longest_ms) / 1000.0
+    wait_ms = _STARVATION_FACTOR * s.longest_append_ms
+    if wait_ms < s.runtime.starvation_ms:
+        wait_ms = s.runtime.starvation_ms
+    return s.last_append_at + wait_ms / 1000.0

@@ -295,7 +295,7 @@ def continue_response(s: SessionState, record: StageRequestRecord) -> None:
 def keep_clock(s: SessionState, *, silence: bool) -> None:
     """A unit of a frame-locked model was accepted: should no other follow, it hears silence, so that it notices the pause."""
     clock = s.silence
-    clock.patience_s = max(s.append_ms, default=0.0) / 1000.0
+    clock.patience_s = s.longest_append_ms / 1000.0
     if s.response is not None and s.response.generating:
         return  # its answer keeps the clock
     if not silence and clock.owner == LISTENING:

@@ -274,6 +274,7 @@ class SessionState:
     last_response: Response | None = None
     arrivals: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=64))
     append_ms: deque[float] = field(default_factory=lambda: deque(maxlen=16))
+    longest_append_ms: float = 0.0  # of those
     last_append_at: float | None = None
     judging: int | None = None
     judged_config: SessionConfig | None = None
@@ -400,6 +401,15 @@ class SessionState:
         self.listening = None
         self.effects.append(Emit(number=number, event=event))
         return True
+
+    def note_append(self, samples: int) -> None:
+        """So much input arrived at once, now."""
+        audio = self.audio
+        duration_ms = samples * 1000.0 / audio.rate_hz
+        self.append_ms.append(duration_ms)
+        self.longest_append_ms = duration_ms if duration_ms >= self.longest_append_ms else max(self.append_ms)
+        self.last_append_at = self.now
+        self.arrivals.append((audio.end, self.now))
 
     def say_that_the_model_listens(self, reason: str, response_id: str | None) -> None:
         """Once: with every unit that it listens to, it would be a flood that tells nothing."""

@@ -54,7 +54,7 @@ class _Submission:
     effect: SubmitAppend
     request: AppendPlanRequest
     submitted_at: float
-    rest: Coroutine[object, object, None]
+    rest: Coroutine[object, object, object]
     task: asyncio.Task[None] | None = None
     timer: TimerHandle | None = None
     error: Exception | None = None
@@ -241,7 +241,7 @@ class ModelChannel:
         if effect.first:
             self._begun[effect.request_id] = None
         try:
-            rest = drive(self._submit_to_port(submission))
+            rest = drive(self._ctx.stage_port.submit(submission))
         except Exception as exc:
             self._refuse_with(effect, exc)
             return
@@ -255,9 +255,6 @@ class ModelChannel:
         waiting.timer = self._ctx.runtime.call_at(submitted_at + self._submit_timeout_s, waiting.give_up)
         # A callback and not code around the wait: a task that is cancelled before it ran never enters its code.
         task.add_done_callback(lambda _: self._submission_ended(waiting))
-
-    async def _submit_to_port(self, submission: DuplexStageSubmission) -> None:
-        await self._ctx.stage_port.submit(submission)
 
     def _submission_ended(self, waiting: _Submission) -> None:
         effect = waiting.effect
