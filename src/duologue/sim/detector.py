@@ -54,7 +54,7 @@ class SimDetection:
         if self.requests in self._plan.fails and not self.healed:
             self._trace.count("detector.fails")
             return RuntimeError("the plan failed this detection")
-        return tuple(0.95 if loud else 0.05 for loud in loud_share(pcm))
+        return tuple([0.95 if loud else 0.05 for loud in loud_share(pcm)])
 
     def later(self, stream: SimStream, verdict: tuple[float, ...] | Exception, answer: SpeechAnswer) -> None:
         """Give a verdict when its time has come."""

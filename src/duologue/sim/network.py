@@ -47,16 +47,19 @@ class Lane:
         self.unread += len(frame)
         if self.dark:
             return
-        at = self._arrival()
-        if at <= self._runtime.now() and not (self._flight or self.stalled):
+        now = self._runtime.now()
+        at = self._arrival(now)
+        if at <= now and not (self._flight or self.stalled):
             self._arrived.append(frame)
             self._wake()
             return
         self._flight.append((at, frame))
         self._runtime.call_at(at, self._arrive)
 
-    def _arrival(self) -> float:
-        self._last_s = max(self._last_s, self._runtime.now() + self._delay_s())
+    def _arrival(self, now: float) -> float:
+        at = now + self._delay_s()
+        if at > self._last_s:
+            self._last_s = at
         return self._last_s
 
     def _arrive(self) -> None:
@@ -81,7 +84,7 @@ class Lane:
     def end(self, code: int, reason: str) -> None:
         """An orderly end, behind what is in flight."""
         if self.ended is None and self._closing is None and not self.dark:
-            self._closing = (self._arrival(), code, reason)
+            self._closing = (self._arrival(self._runtime.now()), code, reason)
             self._runtime.call_at(self._last_s, self._arrive)
 
     def cut(self, *, keep_arrived: bool = True) -> None:
@@ -202,7 +205,8 @@ class ClientEnd:
 
     async def receive(self) -> bytes:
         pipe = self._pipe
-        await self._listening.wait()
+        if self.deaf:
+            await self._listening.wait()
         frame = None if self.closed else await pipe.down.get()
         if frame is None:
             code, reason = pipe.down.ended or (1006, "")

@@ -50,10 +50,11 @@ class HookFaults:
 
     def strike(self, hook: str, client: str) -> Mishap | None:
         """A hook is called: raise if the plan says so; ``misfit`` is for the caller to act out."""
-        number = self.counts[client, hook] = self.counts.get((client, hook), 0) + 1
-        if self.healed:
+        faults = self.faults.get(client)
+        if faults is None or self.healed:
             return None
-        for fault in self.faults.get(client, ()):
+        number = self.counts[client, hook] = self.counts.get((client, hook), 0) + 1
+        for fault in faults:
             if fault.hook == hook and fault.nth == number:
                 self.seen.trace.count(f"hook.{hook}.{fault.how}")
                 self.seen.trace.note(client, "fault", f"{hook} {fault.how}")

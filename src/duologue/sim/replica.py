@@ -36,7 +36,7 @@ class ReplicaFaults:
     def next(self, operation: str) -> ReplicaFault | None:
         """One more operation happens: what goes wrong with it?"""
         number = self.counts[operation] = self.counts.get(operation, 0) + 1
-        if self.healed:
+        if self.healed or not self.faults:
             return None
         matching = (
             fault

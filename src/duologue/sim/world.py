@@ -24,7 +24,7 @@ from duologue.outputs import StagePrompt
 from duologue.sim.caller import Caller
 from duologue.sim.checkers.evidence import session_of
 from duologue.sim.library import LibraryTalker
-from duologue.sim.loop import START_S, VirtualRuntime
+from duologue.sim.loop import VirtualRuntime
 from duologue.sim.plan import Death, Errand, Leap, Operation, Person, Plan, Shutdown, Strike
 from duologue.sim.sample import Idle
 from duologue.sim.site import Site
@@ -54,7 +54,7 @@ class World:
     healed_at: float = 0.0
 
     def __post_init__(self) -> None:
-        self.trace = Trace(lambda: self.runtime.now() - START_S)
+        self.trace = Trace(self.runtime.loop.elapsed)
         self.sites = [Site(self.runtime, self.plan, index, self.trace) for index in range(len(self.plan.deployments))]
 
     @property

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
+from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import Any, Final, TypeVarTuple
 
@@ -36,6 +37,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def __init__(self, *, seed: int = 0, limit_s: float | None = None, shuffle: bool = False) -> None:
         super().__init__()
+        self.create_future = partial(asyncio.Future, loop=self)  # type: ignore[method-assign]  # without a frame of Python
         self._now = START_S
         self._limit = None if limit_s is None else START_S + limit_s
         self._shuffler = random.Random(f"order:{seed}") if shuffle else None
@@ -58,13 +60,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def elapsed(self) -> float:
         return self._now - START_S
 
-    def get_debug(self) -> bool:
-        return False  # every cancelled handle of asyncio asks
+    # Every future and every cancelled handle of asyncio asks: bool() is False, without a call into Python.
+    get_debug = staticmethod(bool)
 
     def call_soon(self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Any = None) -> Any:
         if self._closed:
             raise RuntimeError("Event loop is closed")
-        handle = LeanHandle(callback, args, copy_context() if context is None else context)
+        handle = LeanHandle(callback, args, copy_context() if context is None else context, False)
         self._ready.append(handle)
         return handle
 
@@ -72,7 +74,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if self._closed:
             raise RuntimeError("Event loop is closed")
         context = copy_context() if context is None else context
-        timer = LeanTimer(callback, args, context, at=when, dropping=self._timer_dropped)
+        timer = LeanTimer(callback, args, context, False, when, self)
         self._timer_count += 1
         heappush(self._timers, (when, self._timer_count, timer))
         return timer
@@ -80,7 +82,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_later(self, delay: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Any = None) -> Any:
         return self.call_at(self._now + delay, callback, *args, context=context)
 
-    def _timer_dropped(self) -> None:
+    def timer_dropped(self) -> None:
+        """One that waits was cancelled."""
         self._cancelled_timers += 1
         if self._cancelled_timers > 100 and self._cancelled_timers * 2 > len(self._timers):
             kept = [entry for entry in self._timers if not entry[2].dropped]

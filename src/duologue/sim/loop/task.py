@@ -3,7 +3,7 @@
 import asyncio
 import contextvars
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -27,7 +27,7 @@ class LeanHandle(msgspec.Struct, eq=False):
     callback: Callable[..., object] | None
     args: tuple[Any, ...]
     context: contextvars.Context
-    dropped: bool = False
+    dropped: bool
 
     def cancel(self) -> None:
         """It will not run."""
@@ -43,11 +43,17 @@ class LeanHandle(msgspec.Struct, eq=False):
         return f"<{type(self).__name__} {'cancelled' if self.dropped else repr(self.callback)}>"
 
 
-class LeanTimer(LeanHandle, eq=False, kw_only=True):
-    """What ``call_at`` returns. ``dropping`` is told when it is cancelled while it waits."""
+class TimerQueue(Protocol):
+    """Who is told that a timer was cancelled while it waits."""
+
+    def timer_dropped(self) -> None: ...
+
+
+class LeanTimer(LeanHandle, eq=False):
+    """What ``call_at`` returns."""
 
     at: float
-    dropping: Callable[[], None]
+    queue: TimerQueue
     waiting: bool = True
 
     def when(self) -> float:
@@ -57,6 +63,8 @@ class LeanTimer(LeanHandle, eq=False, kw_only=True):
     def cancel(self) -> None:
         """It will not run."""
         if not self.dropped:
-            super().cancel()
+            self.dropped = True
+            self.callback = None
+            self.args = ()
             if self.waiting:
-                self.dropping()
+                self.queue.timer_dropped()
