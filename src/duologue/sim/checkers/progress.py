@@ -129,6 +129,7 @@ def _deaths(session: SessionEvidence) -> Iterator[Violation]:
         return
     begun: dict[str, float] = {}
     recovered_at = -1.0
+    before: list[frozenset[str]] = []
     last_stage = 2 if session.site.plan.family == "ephemeral" else 0
     made = {
         entry.at
@@ -149,10 +150,11 @@ def _deaths(session: SessionEvidence) -> Iterator[Violation]:
         if not lost and not isinstance(event, SessionRecovered):
             continue
         dead = [held for at, held in seen.deaths if at == told.at]
-        # Recovered in the moment in which the next one dies: that was of an earlier loss.
-        before = [held for at, held in seen.deaths if recovered_at <= at < told.at]
+        # Recovered in the moment in which the next one dies: that, and the answers that end with it, were of an earlier loss.
         if isinstance(event, SessionRecovered):
+            before = [held for at, held in seen.deaths if recovered_at <= at < told.at]
             recovered_at = told.at
-            dead += before if dead else []
+        if dead and told.at == recovered_at:
+            dead += before
         if dead and not any(session_of(request_id) == session.session_id for held in dead for request_id in held):
             yield Violation("D10", f"{session.session_id}: lost a replica at {told.at:.3f} s that held nothing of it")
