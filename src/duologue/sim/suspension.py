@@ -45,7 +45,6 @@ ELSEWHERE: Final[dict[str, str]] = {
     "*: async with aclosing(_sound(outputs, kind))": "the reader of outputs is closed on the spot",
     "*: async with aclosing(pieces)": "the reader of a body is closed on the spot",
     "engine/stages/piece.py * close()": "waits only if stage code waits while it is closed",
-    "*: self._intercept_stage_output()": "no owner of requests waits in it",
     "engine/orchestration.py OrchestratorBase._route: self._accept()": "no owner of requests waits in it",
     "engine/orchestration.py OrchestratorBase._end_empty: self._accept()": "no owner of requests waits in it",
     "engine/orchestration.py OrchestratorBase._forward: self._end_empty()": "no owner of requests waits in it",

@@ -6,7 +6,7 @@ counters; they never look into the system under test.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from duologue.config.stage_config import DuplexSessionRuntimeConfig
+from duologue.engine.duplex.commands import AppendAudio, DuplexCommand
 from duologue.engine.duplex.events import SessionClosed, SessionEvent, SessionExpired
 from duologue.engine.duplex.plugin import ModelCapabilities
 from duologue.ids import parse_stage_request_id
@@ -65,6 +66,16 @@ class SessionEvidence:
     def events(self) -> list[SessionEvent]:
         """What left the engine, in order, answers to strangers aside."""
         return [told.event for told in self.told if told.number > 0]
+
+    @property
+    def commands(self) -> Sequence[tuple[float, DuplexCommand]]:
+        """What the server passed on of what the client sent, in order, and when."""
+        return self.site.seen.commands.get(self.session_id, ())
+
+    @cached_property
+    def orders(self) -> list[tuple[float, DuplexCommand]]:
+        """Of these all but the audio, which is most of them."""
+        return [entry for entry in self.commands if not isinstance(entry[1], AppendAudio)]
 
     @property
     def terminal(self) -> Told | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import NamedTuple
 
 from duologue.engine.duplex.commands import (
     AckPlayback,
@@ -48,7 +49,6 @@ _INPUT_ORDERS = frozenset(
 )
 _ENDS_INPUT = (CommitAudio, ClearAudio, BargeIn, CancelInput, CloseSession)
 _LEAVES_INPUT = (
-    AppendAudio,
     AckPlayback,
     CancelResponse,
     ClearOutput,
@@ -78,27 +78,42 @@ def check(evidence: Evidence) -> Iterator[Violation]:
     for session in evidence.sessions():
         if not as_sent(session) or was_refused(session):
             continue
-        commands = session.site.seen.commands.get(session.session_id, ())
-        stream = stream_of([command for _, command in commands])
-        yield from pieces(session, stream, session.name)
+        commands = [command for _, command in session.commands]
+        stream = stream_of(commands)
+        resident = session.site.plan.family == "resident"
+        turns = [] if resident else _turns(session, stream)
+        yield from _resident(session, stream, session.name) if resident else _as_said(turns, stream, session.name)
         talk = session.talk
         if talk is None or session.person is None:
             continue
-        sent = [command.audio for _, command in commands if isinstance(command, AppendAudio)]
-        yield from _passed_on(session, talk, b"".join(sent))
+        yield from _passed_on(
+            session, talk, [command.audio for command in commands if isinstance(command, AppendAudio)]
+        )
         if evidence.calm and _plain(session, session.person, talk):
-            yield from _speech(session, stream, talk.name)
+            yield from _speech(session, turns, stream, talk.name)
+
+
+class _Turn(NamedTuple):
+    """What one request was fed, and where that stands in what was sent (-1: nowhere in one piece)."""
+
+    request_id: str
+    audio: bytes
+    found: int
+    final: bool
 
 
 def stream_of(commands: list[DuplexCommand]) -> bytes:
     """The samples that were sent. Half a sample before a command that ends the input is dropped, which is a stated rule."""
-    stream = bytearray()
+    pieces: list[bytes] = []  # joined once: a stream is longer than all else that a run leaves
+    size = 0
     for command in commands:
         if isinstance(command, AppendAudio):
-            stream += command.audio
-        elif isinstance(command, _ENDS_INPUT) and len(stream) % 2:
-            del stream[-1]
-    return bytes(stream)
+            pieces.append(command.audio)
+            size += len(command.audio)
+        elif size % 2 and isinstance(command, _ENDS_INPUT):
+            pieces = [b"".join(pieces)[:-1]]
+            size -= 1
+    return b"".join(pieces)
 
 
 def sizes_of(commands: list[DuplexCommand]) -> Iterator[int]:
@@ -112,7 +127,7 @@ def sizes_of(commands: list[DuplexCommand]) -> Iterator[int]:
         yield size
 
 
-def _passed_on(session: SessionEvidence, talk: Conversation, stream: bytes) -> Iterator[Violation]:
+def _passed_on(session: SessionEvidence, talk: Conversation, sent: list[bytes]) -> Iterator[Violation]:
     """The server passes on what it reads, in order, until the session ends.
 
     Of what is sent while its sender waits for a slot only so much is kept (`max_early_events`, `max_early_bytes`). From there
@@ -121,8 +136,12 @@ def _passed_on(session: SessionEvidence, talk: Conversation, stream: bytes) -> I
     codes = {heard.event.error.code for heard in talk.heard if isinstance(heard.event, wire.Error)}
     if not session.undisturbed or talk.terminal is None or codes & {"event_too_large", "bad_event", "invalid_json"}:
         return
-    read = b"".join(read.audio for read in talk.read)
-    sure = sum(len(read.audio) for read in talk.read if read.at < session.told[-1].at)
+    came = [read for read in talk.read if read.audio]
+    end = session.told[-1].at
+    if all(read.at < end for read in came) and [read.audio for read in came] == sent:
+        return
+    read, stream = b"".join([read.audio for read in came]), b"".join(sent)
+    sure = sum(len(read.audio) for read in came if read.at < end)
     if "input_backpressure" in codes:
         passed = _with_one_gap(read, stream, sure)
     else:
@@ -156,16 +175,20 @@ def was_refused(session: SessionEvidence) -> bool:
     return bool(codes & {"input_backpressure", "bad_audio", "session_closed"})
 
 
-def pieces(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Violation]:
-    """Every piece that a stage was fed stands in what was sent, in that order."""
-    if session.site.plan.family == "resident":
-        yield from _resident(session, stream, name)
-        return
+def _turns(session: SessionEvidence, stream: bytes) -> list[_Turn]:
+    turns = []
     near = 0
     for request_id, pieces in by_request(session.site.seen.input, session.session_id, 0).items():
-        audio = b"".join(piece.prompt.audio for piece in pieces)
+        audio = b"".join([piece.prompt.audio for piece in pieces])
         found = _find(stream, audio, near)
         near = max(found, 0)
+        turns.append(_Turn(request_id, audio, found, pieces[-1].prompt.final))
+    return turns
+
+
+def _as_said(turns: list[_Turn], stream: bytes, name: str) -> Iterator[Violation]:
+    """Everything that a stage was fed stands in what was sent."""
+    for request_id, audio, found, _ in turns:
         if audio and found < 0 and not _sent(audio, stream):
             yield Violation("B9", f"{name}: the {len(audio)} bytes that {request_id[-16:]} was fed were not sent so")
 
@@ -245,8 +268,7 @@ def _touched_at(session: SessionEvidence) -> float:
     """
     if session.person is None or session.site.plan.client_commit:
         return float("-inf")
-    commands = session.site.seen.commands.get(session.session_id, ())
-    return next((at for at, command in commands if not isinstance(command, _LEAVES_INPUT)), float("inf"))
+    return next((at for at, command in session.orders if not isinstance(command, _LEAVES_INPUT)), float("inf"))
 
 
 def place(unit: bytes, stream: bytes, position: int) -> tuple[int, int]:
@@ -268,7 +290,6 @@ def _plain(session: SessionEvidence, person: Person, talk: Conversation) -> bool
     choices = talk.choices
     steps = (*person.voice, *person.hands)
     orders = {step.name for step in steps if isinstance(step, Order)}
-    commands = session.site.seen.commands.get(session.session_id, ())
     return (
         session.undisturbed
         and session.site.plan.family == "ephemeral"
@@ -276,7 +297,7 @@ def _plain(session: SessionEvidence, person: Person, talk: Conversation) -> bool
         and choices.detection is not None
         and not (person.hooks or person.work or person.library)
         and not orders & _INPUT_ORDERS
-        and not any(isinstance(command, _TAKES_INPUT) for _, command in commands)
+        and not any(isinstance(command, _TAKES_INPUT) for _, command in session.orders)
         and not session.site.seen.deaths  # what a lost stage was being told may end with an error
         and all(_natural(step) for step in person.voice if isinstance(step, Say))
         and not {"stall", "slow_link", "tiny", "kill"} & _troubles(steps)
@@ -312,25 +333,18 @@ def _runs(stream: bytes) -> list[tuple[int, int]]:
     return runs
 
 
-def _speech(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Violation]:
+def _speech(session: SessionEvidence, turns: list[_Turn], stream: bytes, name: str) -> Iterator[Violation]:
     runs = _runs(stream)
-    spans: list[tuple[int, int]] = []
-    near = 0
-    for pieces in by_request(session.site.seen.input, session.session_id, 0).values():
-        audio = b"".join(piece.prompt.audio for piece in pieces)
-        found = _find(stream, audio, near)
-        near = max(found, 0)
-        if audio and found >= 0 and pieces[-1].prompt.final:
-            spans.append((found // 2, (found + len(audio)) // 2))
-    spans.sort()
+    told = [turn for turn in turns if turn.audio and turn.found >= 0 and turn.final]
+    spans = sorted((turn.found // 2, (turn.found + len(turn.audio)) // 2) for turn in told)
     for start, _ in spans:
         for low, high in runs:
             if low < start < high - _FRAME_SAMPLES:
                 yield Violation("B9", f"{name}: what was fed begins {start - low} samples into speech")
-    turns = {event.item.item_id for event in session.events if isinstance(event, InputCommitted)}
+    items = {event.item.item_id for event in session.events if isinstance(event, InputCommitted)}
     dropped = sum(
         (isinstance(event, OverlapDecided) and event.action == "drop")
-        or (isinstance(event, ItemDeleted) and event.item_id in turns)  # what of it had yet to be fed goes with it
+        or (isinstance(event, ItemDeleted) and event.item_id in items)  # what of it had yet to be fed goes with it
         for event in session.events
     )
     last = spans[-1][1] if spans else 0

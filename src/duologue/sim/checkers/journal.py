@@ -138,7 +138,7 @@ def _expiry(session: SessionEvidence) -> Iterator[Violation]:
     terminal, talk, site = session.terminal, session.talk, session.site
     if terminal is None or talk is None or not isinstance(terminal.event, SessionExpired):
         return
-    commands = site.seen.commands.get(session.session_id, ())
+    commands = session.commands
     prompted = any(isinstance(event, InputTimedOut) for event in session.events)
     signs = _by_hand(commands) if prompted else (at for at, _ in commands)
     last = max((at for at in signs if at <= terminal.at), default=session.told[0].at)

@@ -80,7 +80,7 @@ def _at_once(session: SessionEvidence) -> Iterator[tuple[float, DuplexCommand]]:
     answers = [told for told in session.told if isinstance(told.event, _ANSWERS)]
     detected = any(isinstance(told.event, SpeechStarted) for told in session.told)
     waiting: float | None = None
-    for at, command in session.site.seen.commands.get(session.session_id, ()):
+    for at, command in session.orders:
         if waiting is not None and not detected and any(waiting < told.at < at for told in answers):
             waiting = None
         if waiting is None:
@@ -92,11 +92,10 @@ def _at_once(session: SessionEvidence) -> Iterator[tuple[float, DuplexCommand]]:
 
 def _pictures(session: SessionEvidence) -> Iterator[Violation]:
     """I1: pictures are kept by who takes them, within the limits, and read as they were shown."""
-    plan, seen = session.site.plan, session.site.seen
-    commands = seen.commands.get(session.session_id, ())
+    plan = session.site.plan
     shown = {
         (command.item.texts, tuple(image.url for image in command.item.images))
-        for _, command in commands
+        for _, command in session.orders
         if isinstance(command, CreateItem) and command.item.images
     }
     if not shown:

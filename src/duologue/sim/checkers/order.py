@@ -146,6 +146,8 @@ def _item_done(open_: dict[str, _Response], event: wire.OutputItemDone) -> str |
 
 def _frame(open_: dict[str, _Response], event: wire.ServerEvent | None) -> str | None:
     match event:
+        case wire.AudioDelta() | wire.TranscriptDelta():  # most of them
+            return _content(open_, event)
         case wire.ResponseCreated():
             if event.response.id in open_:
                 return f"{event.response.id} was created twice"
@@ -157,7 +159,7 @@ def _frame(open_: dict[str, _Response], event: wire.ServerEvent | None) -> str |
             if response.part and not response.item_done:
                 return f"{event.response.id} done before its item was"
             response.done = True
-        case wire.AudioDelta() | wire.TranscriptDelta() | wire.TextDelta() | wire.AudioDone() | wire.TextDone():
+        case wire.TextDelta() | wire.AudioDone() | wire.TextDone():
             return _content(open_, event)
         case wire.TranscriptDone() | wire.PartAdded() | wire.PartDone():
             return _content(open_, event)
@@ -189,14 +191,19 @@ def _content(open_: dict[str, _Response], event: _Content) -> str | None:
         response.part = True
     elif not response.part:
         return f"{name} of {event.response_id} before its part was added"
-    late = response.text_done if isinstance(event, wire.TranscriptDelta | wire.TextDelta) else response.audio_done
-    if isinstance(event, wire.AudioDelta | wire.TranscriptDelta | wire.TextDelta) and late:
-        return f"{name} of {event.response_id} after its content was done"
-    if isinstance(event, wire.AudioDone):
-        response.audio_done = True
-    if isinstance(event, wire.TranscriptDone | wire.TextDone):
-        response.text_done = True
-    return None
+    late = False
+    match event:
+        case wire.AudioDelta():
+            late = response.audio_done
+        case wire.TranscriptDelta() | wire.TextDelta():
+            late = response.text_done
+        case wire.AudioDone():
+            response.audio_done = True
+        case wire.TranscriptDone() | wire.TextDone():
+            response.text_done = True
+        case _:
+            pass
+    return f"{name} of {event.response_id} after its content was done" if late else None
 
 
 def _complete(session: SessionEvidence, talk: Conversation) -> Iterator[Violation]:

@@ -4,6 +4,7 @@ ahead, and how soon stages stop (B8, B17, P1, S1).
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import Final
 
@@ -70,13 +71,15 @@ def _silence(session: SessionEvidence, accepted: list[Planned], *, leaps: bool) 
         if planned is not None and planned.silence and not planned.final:
             run.append(planned)
             continue
+        if not run:
+            continue
         if len(run) > 2 and not leaps:
             took = run[-1].at - run[0].at
             if took < (len(run) - 3) * period_s - 1e-6:
                 text = f"{len(run)} units of silence within {took:.3f} s, one is due every {period_s:g} s"
                 yield Violation("B17", f"{session.session_id}: {text}")
         # The limit is one of each answer; a model that goes on talking may begin another.
-        answers = 1 + sum(run[0].at <= at <= run[-1].at for at in created) if run else 1
+        answers = 1 + bisect_right(created, run[-1].at) - bisect_left(created, run[0].at)
         if len(run) > plan.silence_units * answers:
             text = (
                 f"{len(run)} units of silence in a row for {answers} answers, {plan.silence_units} are allowed for each"

@@ -82,7 +82,7 @@ def _placed_anew(session: SessionEvidence) -> Iterator[Violation]:
     """
     seen = session.site.seen
     first, last = session.told[0].at, session.told[-1].at
-    meanwhile = {at for at, _ in seen.commands.get(session.session_id, ())}
+    meanwhile = {at for at, _ in session.commands}
     meanwhile |= {told.at for told in session.told if not _of_a_loss(told.event)}
     held = (at for at, ids in seen.deaths if any(session_of(name) == session.session_id for name in ids))
     lost_at = next((at for at in held if first < at < last and at not in meanwhile), None)

@@ -36,7 +36,7 @@ def _fed(session: SessionEvidence, name: str) -> Iterator[Violation]:
     if changes is None or len(changes) < 2:
         return
     starts = [start for start, _ in changes]
-    stream = stream_of([command for _, command in session.site.seen.commands.get(session.session_id, ())])
+    stream = stream_of([command for _, command in session.commands])
     made, done = _moments(session, ResponseCreated), _moments(session, ResponseDone)
     refused = _refused(session)
     position, epoch, reached = 0, 0, 0
@@ -82,13 +82,13 @@ def _changes(session: SessionEvidence) -> list[tuple[int, str]] | None:
 
 def _commands(session: SessionEvidence) -> Iterator[tuple[DuplexCommand, int]]:
     """What the session was told, and how long the stream of what was sent is behind it."""
-    commands = [command for _, command in session.site.seen.commands.get(session.session_id, ())]
+    commands = [command for _, command in session.commands]
     yield from zip(commands, sizes_of(commands), strict=True)
 
 
 def _refused(session: SessionEvidence) -> list[tuple[float, int]]:
     """When input was refused before its plugin planned anything, for want of a replica, and how many bytes had come then."""
-    came = [at for at, _ in session.site.seen.commands.get(session.session_id, ())]
+    came = [at for at, _ in session.commands]
     sizes = [0, *(size for _, size in _commands(session))]
     moments = (
         told.at
