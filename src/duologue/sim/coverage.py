@@ -59,6 +59,10 @@ EXPECTED: Final = (
 """Names that a long run must not leave at zero (beside the features of the swarm)."""
 
 
+_CONTENT: Final = frozenset({events.ResponseAudio, events.ResponseText})
+_FRAMES: Final = frozenset({wire.SessionResumed, wire.SessionReplaced, wire.ResyncRequired, wire.Error})
+
+
 def tally(evidence: Evidence, trace: Trace) -> float:
     """Count what a run exercised into its trace; returns the seconds that its sessions were open, all together."""
     counts = trace.counts
@@ -68,15 +72,18 @@ def tally(evidence: Evidence, trace: Trace) -> float:
         told = session.told
         if told:
             open_s += told[-1].at - told[0].at
+        family = session.site.plan.family
         for event in session.events:
-            _event(counts, event)
-            _ability(counts, event, session.site.plan.family)
+            if type(event) not in _CONTENT:
+                _event(counts, event)
+                _ability(counts, event, family)
     for site in evidence.sites:
         counts["withdrawn"] += sum(len(entries) for entries in site.seen.invalidated.values())
         refused = (admission.refused for admission in site.seen.admissions if admission.refused is not None)
         counts.update(f"refused.{why}" for why in refused)
-    for heard in (heard for _, talks in evidence.people.values() for talk in talks for heard in talk.heard):
-        _frame(counts, heard.event)
+    for _, talks in evidence.people.values():
+        for frame in [heard.event for talk in talks for heard in talk.heard if type(heard.event) in _FRAMES]:
+            _frame(counts, frame)
     for site in evidence.sites:
         counts.update({f"acted.{limit}": times for limit, times in site.acted.items()})
         counts["context.compacted"] += sum(planned.compact and planned.accepted for planned in site.seen.planned)

@@ -51,7 +51,8 @@ class Lane:
         at = self._arrival(now)
         if at <= now and not (self._flight or self.stalled):
             self._arrived.append(frame)
-            self._wake()
+            if self._waiter is not None:
+                self._wake()
             return
         self._flight.append((at, frame))
         self._runtime.call_at(at, self._arrive)
@@ -100,12 +101,13 @@ class Lane:
 
     async def get(self) -> bytes | None:
         """The next frame; ``None`` at the end."""
-        while not self._arrived:
+        arrived = self._arrived
+        while not arrived:
             if self.ended is not None:
                 return None
             self._waiter = waiter = self._new_future()
             await waiter
-        frame = self._arrived.popleft()
+        frame = arrived.popleft()
         self.unread -= len(frame)
         self.on_read()
         return frame

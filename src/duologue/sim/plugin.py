@@ -67,6 +67,8 @@ class HookFaults:
 
     def strike_session(self, hook: str, session_id: str, request_id: str) -> None:
         """The same, for a hook that knows its session, and works for one of its requests."""
+        if not self.faults:
+            return
         try:
             self.strike(hook, self.seen.key_of_session.get(session_id, "?"))
         except RuntimeError:

@@ -38,9 +38,7 @@ class Trace:
 
     def note(self, who: str, what: str, data: bytes | str = b"") -> None:
         """Add an entry."""
-        if isinstance(data, str):
-            data = data.encode()
-        self.entries.append(Entry(self.now(), who, what, data))
+        self.entries.append(Entry(self.now(), who, what, data.encode() if isinstance(data, str) else data))
 
     def count(self, name: str, by: int = 1) -> None:
         """Something was exercised."""

@@ -20,6 +20,7 @@ _ANSWERS: Final[dict[str, type[wire.ServerEvent]]] = {
     "PlaybackAck": wire.PlaybackAcknowledged,
 }
 _ANSWERED: Final = {answer: kind for kind, answer in _ANSWERS.items()}
+_TELLING: Final = frozenset({wire.Error, *_ANSWERED})
 _SHOWN: Final = (wire.SessionUpdated, wire.SessionCreated, wire.SessionResumed)
 
 
@@ -33,9 +34,9 @@ def check(evidence: Evidence) -> Iterator[Violation]:
         talk = session.talk
         if talk is None:
             continue
-        for entry in talk.heard:
-            shown = entry.event if isinstance(entry.event, _SHOWN) else None
-            if shown is not None and b"must not be adopted" in encode(shown):
+        shown = [entry.event for entry in talk.heard if isinstance(entry.event, _SHOWN)]
+        for event in shown:
+            if b"must not be adopted" in encode(event):
                 yield Violation("B22", f"{talk.name}: part of a refused session.update is in force")
         if session.undisturbed and talk.terminal is not None:
             yield from _answered(session, prompt=prompt)
@@ -46,18 +47,19 @@ def _answered(session: SessionEvidence, *, prompt: bool) -> Iterator[Violation]:
     talk = session.talk
     assert talk is not None
     due = _due(session)
-    asked = Counter(read.kind for read in talk.read if read.event_id is not None and due(read.at))
-    late = Counter(read.kind for read in talk.read if read.event_id is not None and not due(read.at))
-    kinds = {read.event_id: read.kind for read in talk.read if read.event_id is not None}
+    named = [read for read in talk.read if read.event_id is not None]
+    asked = Counter(read.kind for read in named if due(read.at))
+    late = Counter(read.kind for read in named if not due(read.at))
+    kinds = {read.event_id: read.kind for read in named}
     got: Counter[str] = Counter()
     for entry in talk.heard:
         event = entry.event
-        if isinstance(event, wire.Error) and event.error.event_id in kinds:
-            got[kinds[event.error.event_id]] += 1
-        kind = _ANSWERED.get(type(event)) if event is not None else None
+        if event is None or type(event) not in _TELLING:
+            continue
+        kind = kinds.get(event.error.event_id) if isinstance(event, wire.Error) else _ANSWERED.get(type(event))
         if kind is not None:
             got[kind] += 1
-    anonymous = Counter(read.kind for read in talk.read if read.event_id is None)
+    anonymous = Counter([read.kind for read in talk.read if read.event_id is None])
     for kind in _ANSWERS:
         least, most = asked[kind] * prompt, asked[kind] + late[kind] + anonymous[kind] + anonymous["AudioPlaybackAck"]
         most += asked["AudioPlaybackAck"] if kind == "PlaybackAck" else 0

@@ -6,7 +6,7 @@ counters; they never look into the system under test.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -76,6 +76,14 @@ class SessionEvidence:
     def orders(self) -> list[tuple[float, DuplexCommand]]:
         """Of these all but the audio, which is most of them."""
         return [entry for entry in self.commands if not isinstance(entry[1], AppendAudio)]
+
+    @cached_property
+    def accepted(self) -> list[Planned]:
+        """Its accepted appends, in order; those beside the conversation have no number and are not of it."""
+        session_id = self.session_id
+        return [
+            entry for entry in self.site.seen.planned if entry.accepted and entry.session_id == session_id and entry.seq
+        ]
 
     @property
     def terminal(self) -> Told | None:
@@ -171,11 +179,6 @@ def made_for(entries: list[Made], session_id: str, stage: int) -> dict[str, list
         if entry.output.finished or entry.output.error is not None:
             ended.add(entry.request_id)
     return found
-
-
-def planned_for(entries: list[Planned], session_id: str) -> Iterator[Planned]:
-    """The accepted appends of one session, in order; those beside the conversation have no number and are not of it."""
-    return (entry for entry in entries if entry.accepted and entry.session_id == session_id and entry.seq)
 
 
 def session_of(request_id: str) -> str:

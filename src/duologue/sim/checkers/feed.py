@@ -38,7 +38,7 @@ from duologue.engine.duplex.events import (
     SessionCreated,
     SessionUpdated,
 )
-from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, by_request, planned_for
+from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, by_request
 from duologue.sim.conversation import Conversation
 from duologue.sim.plan import Order, Person, Say
 from duologue.sim.tape import LOUD
@@ -228,14 +228,14 @@ def _resident(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Vi
     in one piece with the turn after it where the model takes no units.
     """
     position, epoch, started = 0, 0, -1
-    refused, touched_at = _refused(session), _touched_at(session)
-    for planned in planned_for(session.site.seen.planned, session.session_id):
+    touched_at = _touched_at(session)
+    for planned in session.accepted:
         if planned.silence or not planned.audio:
             continue
         if planned.fence.epoch != epoch:
             position, epoch = 0, planned.fence.epoch
         found, size = place(planned.audio, stream, position)
-        if found < 0 and planned.audio.startswith(refused) and _sent(planned.audio, stream):
+        if found < 0 and planned.audio.startswith(_refused(session)) and _sent(planned.audio, stream):
             continue
         if found < 0:
             text = f"a unit of {len(planned.audio)} bytes after byte {position} was not sent so"
@@ -244,9 +244,11 @@ def _resident(session: SessionEvidence, stream: bytes, name: str) -> Iterator[Vi
         if found != position and size < SHORT_BYTES:
             started = -1  # where it really stands nobody can say
             continue
-        lost = len(stream[position:found].strip(b"\0"))  # digital silence may have been taken for padding
+        lost = 0
+        if found != position:
+            lost = len(stream[position:found].strip(b"\0"))  # digital silence may have been taken for padding
         position = found + size
-        if planned.fence.epoch == started and lost and planned.at < touched_at:
+        if lost and planned.fence.epoch == started and planned.at < touched_at:
             text = f"{lost} bytes before byte {found} were never fed, though what follows them was"
             yield Violation("B10", f"{name}: {text}")
             return

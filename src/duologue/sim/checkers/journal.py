@@ -12,6 +12,15 @@ from duologue.sim.conversation import Attempt, Conversation, Heard
 from duologue.wire import server_events as wire
 
 _EPSILON_S = 1e-6
+_MARKS = frozenset(
+    {
+        wire.SessionCreated,
+        wire.SessionResumed,
+        wire.SessionReplaced,
+        wire.SessionExpired,
+        wire.ResyncRequired,
+    }
+)
 
 
 def check(evidence: Evidence) -> Iterator[Violation]:
@@ -19,10 +28,11 @@ def check(evidence: Evidence) -> Iterator[Violation]:
     for _, talks in evidence.people.values():
         for talk in talks:
             if talk.dialect == "duplex":
+                marks = [entry for entry in talk.heard if type(entry.event) in _MARKS]
                 yield from _sequence(talk)
-                yield from _generations(talk)
-                yield from _takeovers(talk)
-                yield from _resyncs(talk, evidence)
+                yield from _generations(talk, marks)
+                yield from _takeovers(talk, marks)
+                yield from _resyncs(talk, marks, evidence)
     for session in evidence.sessions():
         yield from _expiry(session)
 
@@ -62,13 +72,13 @@ def _connection(
             yield Violation("B14", f"{talk.name}: event {seq} is another than the first time")
 
 
-def _resyncs(talk: Conversation, evidence: Evidence) -> Iterator[Violation]:
+def _resyncs(talk: Conversation, marks: list[Heard], evidence: Evidence) -> Iterator[Violation]:
     """Who asks for what it has not seen gets it, unless the journal's bounds cost it: those say another word."""
     person, _ = evidence.people[talk.client]
     if "journal_ttl_s" in evidence.plan.deployments[person.deployment].limits:
         return
     attempts = {attempt.number: attempt for attempt in talk.attempts}
-    for entry in talk.heard:
+    for entry in marks:
         if not isinstance(entry.event, wire.ResyncRequired) or entry.event.reason != "journal_gap":
             continue
         attempt = attempts[entry.connection]
@@ -78,8 +88,8 @@ def _resyncs(talk: Conversation, evidence: Evidence) -> Iterator[Violation]:
             yield Violation("B14", f"{talk.name} connection {entry.connection}: sent back although nothing was lost")
 
 
-def _generations(talk: Conversation) -> Iterator[Violation]:
-    generations = [entry.event.generation for entry in talk.heard if isinstance(entry.event, wire.SessionResumed)]
+def _generations(talk: Conversation, marks: list[Heard]) -> Iterator[Violation]:
+    generations = [entry.event.generation for entry in marks if isinstance(entry.event, wire.SessionResumed)]
     if len(set(generations)) != len(generations):
         yield Violation("B12", f"{talk.name}: generations {generations} are not distinct")
     wins = Counter(attempt.token for attempt in talk.attempts if attempt.resumed)
@@ -89,19 +99,16 @@ def _generations(talk: Conversation) -> Iterator[Violation]:
     for attempt in talk.attempts:
         if attempt.resumed and attempt.how == "wrong_token":
             yield Violation("B15", f"{talk.name}: a wrong token was accepted")
-    yield from _old_tokens(talk)
+    yield from _old_tokens(talk, marks)
 
 
-def _old_tokens(talk: Conversation) -> Iterator[Violation]:
+def _old_tokens(talk: Conversation, marks: list[Heard]) -> Iterator[Violation]:
     """A token is worthless once the client was given the next one."""
     current = ""
-    begun = {attempt.number: False for attempt in talk.attempts}
     tokens = {attempt.number: attempt.token for attempt in talk.attempts}
     superseded: set[str] = set()
-    for entry in talk.heard:
+    for entry in marks:
         event = entry.event
-        if not begun.get(entry.connection, True):
-            begun[entry.connection] = True
         if isinstance(event, wire.SessionCreated) and isinstance(event.resume_token, str):
             current = event.resume_token
         if isinstance(event, wire.SessionResumed):
@@ -111,22 +118,25 @@ def _old_tokens(talk: Conversation) -> Iterator[Violation]:
             current = event.resume_token
 
 
-def _takeovers(talk: Conversation) -> Iterator[Violation]:
+def _takeovers(talk: Conversation, marks: list[Heard]) -> Iterator[Violation]:
+    told = {entry.connection for entry in marks if isinstance(entry.event, wire.SessionReplaced)}
     for attempt in talk.attempts:
+        if attempt.number not in told:
+            continue
         heard = [entry.event for entry in talk.heard if entry.connection == attempt.number]
         replaced = [index for index, event in enumerate(heard) if isinstance(event, wire.SessionReplaced)]
         if len(replaced) > 1:
             yield Violation("B15", f"{talk.name} connection {attempt.number} was replaced {len(replaced)} times")
-        if replaced and replaced[0] != len(heard) - 1:
+        if replaced[0] != len(heard) - 1:
             following = type(heard[replaced[0] + 1]).__name__
             yield Violation("B15", f"{talk.name} connection {attempt.number}: {following} after session.replaced")
-    resumed = sum(isinstance(entry.event, wire.SessionResumed) for entry in talk.heard)
-    notices = sum(isinstance(entry.event, wire.SessionReplaced) for entry in talk.heard)
+    resumed = sum(isinstance(entry.event, wire.SessionResumed) for entry in marks)
+    notices = sum(isinstance(entry.event, wire.SessionReplaced) for entry in marks)
     # A resume whose answer was lost may have replaced somebody too: only the surplus that no attempt explains is wrong.
     tries = sum(attempt.how != "open" for attempt in talk.attempts)
     if notices > max(resumed, tries):
         yield Violation("B15", f"{talk.name}: {notices} replaced notices for {resumed} resumes")
-    for entry in talk.heard:
+    for entry in marks:
         if isinstance(entry.event, wire.SessionExpired) and entry.event.reason == "disconnect_grace_expired":
             attempt = next(attempt for attempt in talk.attempts if attempt.number == entry.connection)
             text = f"grace expired while connection {attempt.number} was attached"

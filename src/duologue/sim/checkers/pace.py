@@ -14,7 +14,6 @@ from duologue.sim.checkers.evidence import (
     SessionEvidence,
     Violation,
     epoch_of,
-    planned_for,
     session_of,
 )
 from duologue.sim.observation import Planned
@@ -29,24 +28,23 @@ _CLOCK_ORDERS: Final = frozenset(
 def check(evidence: Evidence) -> Iterator[Violation]:
     """Every session."""
     for session in evidence.sessions():
-        accepted = list(planned_for(session.site.seen.planned, session.session_id))
-        yield from _numbers(session, accepted)
-        yield from _silence(session, accepted, leaps=bool(evidence.plan.leaps))
+        yield from _numbers(session)
+        yield from _silence(session, leaps=bool(evidence.plan.leaps))
         if not evidence.plan.leaps:
             yield from _ahead(session)
         if not evidence.plan.disturbed:
             yield from _stopped(session)
 
 
-def _numbers(session: SessionEvidence, accepted: list[Planned]) -> Iterator[Violation]:
+def _numbers(session: SessionEvidence) -> Iterator[Violation]:
     epochs: dict[int, int] = {}
     turns: dict[int, tuple[int, int]] = {}
     epoch = 0
-    for planned in accepted:
+    for planned in session.accepted:
         fence = planned.fence
         if fence.epoch < epoch:
             yield Violation("B8", f"{session.session_id}: fence {fence.position} was accepted after epoch {epoch}")
-        epoch = max(epoch, fence.epoch)
+        epoch = fence.epoch
         expected = epochs.get(fence.epoch, 0) + 1
         if planned.seq != expected:
             yield Violation("B8", f"{session.session_id}: seq {planned.seq} in place of {expected}")
@@ -59,14 +57,14 @@ def _numbers(session: SessionEvidence, accepted: list[Planned]) -> Iterator[Viol
         turns[fence.turn_id] = (fence.epoch, planned.turn_seq)
 
 
-def _silence(session: SessionEvidence, accepted: list[Planned], *, leaps: bool) -> Iterator[Violation]:
+def _silence(session: SessionEvidence, *, leaps: bool) -> Iterator[Violation]:
     plan = session.site.plan
     if plan.family != "resident":
         return
     period_s = max(plan.unit_ms, 80) / 1000
     created = [told.at for told in session.told if isinstance(told.event, ResponseCreated)]
     run: list[Planned] = []
-    for planned in [*accepted, None]:
+    for planned in [*session.accepted, None]:
         # One that asks for an answer is sent when the client asks: it is none of the clock's, and its answer has its own.
         if planned is not None and planned.silence and not planned.final:
             run.append(planned)

@@ -81,6 +81,8 @@ def _placed_anew(session: SessionEvidence) -> Iterator[Violation]:
     very moment of a death may have come first, and its request be none any more.
     """
     seen = session.site.seen
+    if not seen.deaths:
+        return
     first, last = session.told[0].at, session.told[-1].at
     meanwhile = {at for at, _ in session.commands}
     meanwhile |= {told.at for told in session.told if not _of_a_loss(told.event)}

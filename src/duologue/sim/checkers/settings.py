@@ -32,6 +32,8 @@ def _hears_at_once(session: SessionEvidence) -> bool:
 
 
 def _fed(session: SessionEvidence, name: str) -> Iterator[Violation]:
+    if not any(isinstance(command, UpdateSession) for _, command in session.orders):
+        return
     changes = _changes(session)
     if changes is None or len(changes) < 2:
         return

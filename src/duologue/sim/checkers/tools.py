@@ -9,7 +9,7 @@ from typing import Final
 from duologue.engine.duplex import events
 from duologue.errors import ErrorCode
 from duologue.sim.checkers.bounds import tells_of_lateness
-from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, by_request, planned_for, session_of
+from duologue.sim.checkers.evidence import Evidence, SessionEvidence, Violation, by_request, session_of
 from duologue.sim.observation import Fed
 from duologue.sim.stages import ANSWER
 from duologue.sim.toolbox import TIMEOUT_S
@@ -133,7 +133,7 @@ def _told(session: SessionEvidence, calls: _Calls, *, surely: bool) -> Iterator[
     told = [Counter(_results(pieces)) for pieces in requests]
     ever = set().union(*told)  # what waited for a context that was rolled over is read by the request after it
     taken: dict[str, list[float]] = {}  # when its stage took each piece, which it may read much later
-    for planned in planned_for(session.site.seen.planned, session.session_id):
+    for planned in session.accepted:
         taken.setdefault(planned.request_id, []).append(planned.at)
     for pieces, heard in zip(requests, told, strict=True):
         for call_id, count in heard.items():

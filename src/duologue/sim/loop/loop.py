@@ -93,14 +93,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _take_due(self) -> None:
         """Move every timer that is due to the ready queue, in order."""
-        timers, now = self._timers, self._now
+        timers, now, ready = self._timers, self._now, self._ready
         while timers and timers[0][0] <= now:
             timer = heappop(timers)[2]
-            timer.waiting = False
             if timer.dropped:
                 self._cancelled_timers -= 1
             else:
-                self._ready.append(timer)
+                timer.waiting = False
+                ready.append(timer)
 
     def _jump(self) -> None:
         """Move time to the next timer; nothing is ready."""
@@ -125,37 +125,34 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _run_once(self) -> None:
         """Turn after turn, until something stops the loop: asyncio would call this once a turn."""
-        ready = self._ready
+        ready, faults, shuffler = self._ready, self._faults, self._shuffler
+        popleft = ready.popleft
         while True:
             timers = self._timers
-            if timers and timers[0][0] <= self._now:
+            if not ready:
+                if self._settling or self._stopping:
+                    self._stopping = True
+                    return
+                self._jump()
                 self._take_due()
-            if not ready and not self._move_on():
-                return
-            self._turns += 1
-            if self._turns > self.stall_turns:
-                raise stalled(self._turns, self.elapsed(), self.pending())
-            if self._shuffler is not None:
-                self._shuffle(self._shuffler)
+            elif timers and timers[0][0] <= self._now:
+                self._take_due()
+            self._turns = turns = self._turns + 1
+            if turns > self.stall_turns:
+                raise stalled(turns, self.elapsed(), self.pending())
+            if shuffler is not None:
+                self._shuffle(shuffler)
             for _ in range(len(ready)):
-                handle = ready.popleft()
+                handle = popleft()
+                if handle.dropped:
+                    continue
                 try:
-                    if not handle.dropped:
-                        handle.context.run(handle.callback, *handle.args)  # type: ignore[arg-type]
+                    handle.context.run(handle.callback, *handle.args)  # type: ignore[arg-type]
                 except BaseException as fault:
                     self._failed_in(handle, fault)
-            if self._stopping or self._faults:
+            if faults or self._stopping:
                 break
         self._raise_fault()
-
-    def _move_on(self) -> bool:
-        """Nothing is ready: move time, unless the loop is to stop, or only to settle."""
-        if self._settling or self._stopping:
-            self._stopping = True
-            return False
-        self._jump()
-        self._take_due()
-        return True
 
     def _failed_in(self, handle: LeanHandle, fault: BaseException) -> None:
         if isinstance(fault, SystemExit | KeyboardInterrupt):
