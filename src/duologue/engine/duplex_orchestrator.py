@@ -129,11 +129,14 @@ class DuplexOrchestrator(Orchestrator, DuplexStagePort):
 
     # Template seams
 
-    async def _dispatch_message(self, msg: EngineQueueMessage) -> bool:
+    def _take_message(self, msg: EngineQueueMessage) -> bool:
         if self.session_manager.accepts(msg):
             self.session_manager.dispatch(msg)
             return True
-        return await super()._dispatch_message(msg)
+        return False
+
+    async def _dispatch_message(self, msg: EngineQueueMessage) -> bool:
+        return self._take_message(msg) or await super()._dispatch_message(msg)
 
     def _background_tasks(self) -> list[Coroutine[object, object, None]]:
         return [self.session_manager.reaper_loop(self._shutdown_event)]

@@ -32,8 +32,11 @@ STEP_S: Final = 30.0
 
 
 class LifeHooks(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine does at each point of its life."""
+    """What the engine does at each point of its life. ``take``: handle a message on the spot, true if it was handled;
+    ``dispatch``: handle one that may have to wait for something.
+    """
 
+    take: Callable[[EngineQueueMessage], bool]
     dispatch: Callable[[EngineQueueMessage], Coroutine[object, object, bool]]
     background_tasks: Callable[[], list[Coroutine[object, object, None]]]
     shutdown_extensions: Callable[[], Awaitable[None]]
@@ -101,9 +104,18 @@ class EngineLife:
         self._draining = True
         try:
             while self._inbox:
-                self._lanes.launch(self._dispatch(self._inbox.popleft()), name="dispatch")
+                message = self._inbox.popleft()
+                if not self._taken(message):
+                    self._lanes.launch(self._dispatch(message), name="dispatch")
         finally:
             self._draining = False
+
+    def _taken(self, message: EngineQueueMessage) -> bool:
+        try:
+            return self._hooks.take(message)
+        except Exception:
+            logger.exception("handling a %s message failed", type(message).__name__)
+            return True
 
     async def _dispatch(self, message: EngineQueueMessage) -> None:
         try:

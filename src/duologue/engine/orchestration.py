@@ -102,6 +102,7 @@ class OrchestratorBase:
             lanes=self._lanes,
             shutdown=self._shutdown_event,
             hooks=LifeHooks(
+                take=self._take_message,
                 dispatch=self._dispatch_message,
                 background_tasks=self._background_tasks,
                 shutdown_extensions=self._shutdown_extensions,
@@ -118,6 +119,11 @@ class OrchestratorBase:
         )
 
     # ---------------------------------------------------------------- seams
+
+    def _take_message(self, msg: EngineQueueMessage) -> bool:
+        """Handle a message that never waits for anything; false for others, which are dispatched."""
+        del msg
+        return False
 
     async def _dispatch_message(self, msg: EngineQueueMessage) -> bool:
         """Handle one message; true when it was handled. Driven inline: a suspension does not hold up later messages."""

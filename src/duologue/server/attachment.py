@@ -156,15 +156,22 @@ class Attachment:
             return  # nothing follows a terminal
         event = message.event
         self.observe(event)
-        if isinstance(event, events.SessionQueued):
-            self.on_queued([self.stamp(frame) for frame in self.dialect.project(event)])
-            return
-        if isinstance(event, events.SessionCreated | events.SessionUpdated):
-            self.config = event.config
-        self.format_ahead.told(event)
+        match event:
+            case events.ResponseAudio() | events.ResponseText():
+                pass  # first, since nearly every event is one
+            case events.SessionQueued():
+                self.on_queued([self.stamp(frame) for frame in self.dialect.project(event)])
+                return
+            case events.SessionCreated() | events.SessionUpdated():
+                self.config = event.config
+                self.format_ahead.told(event)
+            case events.ErrorRaised():
+                self.format_ahead.told(event)
+            case events.SessionClosed() | events.SessionExpired():
+                self.terminal = ending_of(event)
+            case _:
+                pass
         self._queue.append(message)
-        if isinstance(event, events.SessionClosed | events.SessionExpired):
-            self.terminal = ending_of(event)
         if self.owner is not None:
             self.owner.notify()
         elif self.terminal is not None:

@@ -83,14 +83,13 @@ class Connection:
     @property
     def full(self) -> str | None:
         """The limit for which nothing more may be received now: the shell stops reading for a while. Else ``None``."""
-        limits, session, early = self._hub.limits, self._attachment, None
-        waiting = len(self._out)
-        if self.state in ("opening", "resuming"):
+        session, early, waiting = self._attachment, None, len(self._out)
+        if self.state != "live" and self.state in ("opening", "resuming"):
             # Who waits for a slot may wait long: reading on is how a hang-up and the answers to pings are noticed.
             early = None if self._queued else self._early_full
         elif session is not None:
             waiting += session.local_frames
-        return "max_local_frames" if waiting >= limits.max_local_frames else early
+        return "max_local_frames" if waiting >= self._hub.limits.max_local_frames else early
 
     @property
     def restless(self) -> bool:

@@ -48,19 +48,18 @@ class Lane:
         if self.dark:
             return
         now = self._runtime.now()
-        at = self._arrival(now)
-        if at <= now and not (self._flight or self.stalled):
+        delay_s = self._delay_s()
+        if not delay_s and self._last_s <= now and not (self._flight or self.stalled):
             self._arrived.append(frame)
             if self._waiter is not None:
                 self._wake()
             return
+        at = self._arrival(now + delay_s)
         self._flight.append((at, frame))
         self._runtime.call_at(at, self._arrive)
 
-    def _arrival(self, now: float) -> float:
-        at = now + self._delay_s()
-        if at > self._last_s:
-            self._last_s = at
+    def _arrival(self, at: float) -> float:
+        self._last_s = max(self._last_s, at)
         return self._last_s
 
     def _arrive(self) -> None:
@@ -85,7 +84,7 @@ class Lane:
     def end(self, code: int, reason: str) -> None:
         """An orderly end, behind what is in flight."""
         if self.ended is None and self._closing is None and not self.dark:
-            self._closing = (self._arrival(self._runtime.now()), code, reason)
+            self._closing = (self._arrival(self._runtime.now() + self._delay_s()), code, reason)
             self._runtime.call_at(self._last_s, self._arrive)
 
     def cut(self, *, keep_arrived: bool = True) -> None:

@@ -211,8 +211,11 @@ class SimReplica(StageClient):
         """The way to the replica. True if the operation never gets there."""
         if self._desk.plan.lag_ms:
             await asyncio.sleep(self._desk.plan.lag_ms / 1000)
+        fault = self._faults.next(operation)
+        if fault is None:
+            return False
         try:
-            return await self._suffer(self._faults.next(operation))
+            return await self._suffer(fault)
         except Exception as error:
             if isinstance(error, StageFault) and error.code is ErrorCode.REPLICA_UNAVAILABLE:
                 self._betray()

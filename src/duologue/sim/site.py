@@ -70,8 +70,8 @@ class Site:
         for errand in plan.errands:
             if errand.misfortune == "fails":
                 work[f"{errand.name}-0"] = (WorkFault(stage=0, nth=1, how="raise"),)
-        self.desk = StageDesk(plan.seed, self.plan, self.seen, work)
-        self.hooks = HookFaults({person.name: person.hooks for person in people}, self.seen)
+        self.desk = StageDesk(plan.seed, self.plan, self.seen, work, runtime.loop.pause)
+        self.hooks = HookFaults({person.name: person.hooks for person in people if person.hooks}, self.seen)
         faults = [fault for fault in plan.replica_faults if fault.deployment == index]
         stages = len(STAGES[self.plan.family])
         self._replica_faults = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,7 @@ class StageDesk:
     plan: Deployment
     seen: Observations
     faults: dict[str, tuple[WorkFault, ...]]
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep
     healed: bool = False
     open_states: int = 0
     counts: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -73,7 +74,7 @@ class StageDesk:
             return None
         self.seen.trace.count(f"work.{fault.how}")
         self.seen.trace.note(job.client, "fault", f"stage {stage} {fault.how}")
-        await _delay(fault.ms)
+        await self.delay(fault.ms)
         match fault.how:
             case "raise":
                 raise RuntimeError("the plan told this stage to raise")
@@ -98,6 +99,11 @@ class StageDesk:
         self.seen.samples.append(Overflown(self.seen.trace.now(), job.client, limit))
         raise RuntimeError(f"the context of {limit} units has overflowed")
 
+    async def delay(self, ms: float) -> None:
+        """Something takes its time."""
+        if ms:
+            await self.pause(ms / 1000)
+
     async def _hang(self) -> None:
         if not self.healed:
             forever: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -112,10 +118,6 @@ class StageDesk:
             if not forever.done():
                 forever.set_result(None)
         self.hanging.clear()
-
-    def fed(self, stage: int, job: Job, prompt: StagePrompt, now: float) -> None:
-        """Note one piece of input."""
-        self.seen.fed(Fed(now, stage, job.request_id, job.client, prompt))
 
 
 @dataclass(slots=True)
@@ -138,9 +140,14 @@ class Job:
     known: dict[str, None] = field(default_factory=dict)  # calls whose results it was told
 
 
-async def _delay(ms: float) -> None:
-    if ms:
-        await asyncio.sleep(ms / 1000)
+def _drawn(dice: random.Random, low: int, high: int) -> int:
+    """What ``randint`` draws: written out, since every piece of a resident model's input costs one."""
+    count = high - low + 1
+    bits = count.bit_length()
+    number = dice.getrandbits(bits)
+    while number >= count:
+        number = dice.getrandbits(bits)
+    return low + number
 
 
 class _SimStage(AsyncStage[Job]):
@@ -150,13 +157,13 @@ class _SimStage(AsyncStage[Job]):
         self._desk = desk
 
     async def load(self) -> None:
-        await _delay(self._desk.plan.load_ms)
+        await self._desk.delay(self._desk.plan.load_ms)
 
     async def shutdown(self) -> None:
-        await _delay(self._desk.plan.load_ms)
+        await self._desk.delay(self._desk.plan.load_ms)
 
     async def call(self, method: str, args: tuple[Any, ...]) -> object:
-        await _delay(CALL_MS)
+        await self._desk.delay(CALL_MS)
         return f"{method} {len(args)}"
 
     def open(self, request: StageRequest) -> Job:
@@ -167,14 +174,15 @@ class _SimStage(AsyncStage[Job]):
         self._desk.end()
 
     def _hear(self, job: Job, prompt: StagePrompt) -> None:
-        self._desk.fed(self.stage_id, job, prompt, self._desk.seen.trace.now())
+        seen = self._desk.seen
+        seen.fed(Fed(seen.trace.now(), self.stage_id, job.request_id, job.client, prompt))
 
     async def _think(self, job: Job) -> None:
-        await _delay(job.dice.randint(*self._desk.plan.think_ms))
+        await self._desk.delay(_drawn(job.dice, *self._desk.plan.think_ms))
 
     async def _word(self, job: Job) -> None:
         plan = self._desk.plan
-        await _delay(job.dice.randint(*(plan.answer_ms or plan.think_ms)))
+        await self._desk.delay(_drawn(job.dice, *(plan.answer_ms or plan.think_ms)))
 
 
 class Recogniser(_SimStage):
@@ -188,7 +196,7 @@ class Recogniser(_SimStage):
         self._hear(state, prompt)
         state.audio += prompt.audio
         state.pieces += 1
-        if (instead := await self._desk.suffer(state, RECOGNISE)) is not None:
+        if state.fault is not None and (instead := await self._desk.suffer(state, RECOGNISE)) is not None:
             yield instead
             return
         await self._think(state)
@@ -226,7 +234,7 @@ class Answerer(_SimStage):
         if request.prompt.options.get(PREWARM) is True:
             return
         self._hear(state, request.prompt)
-        if (instead := await self._desk.suffer(state, ANSWER)) is not None:
+        if state.fault is not None and (instead := await self._desk.suffer(state, ANSWER)) is not None:
             yield instead
             return
         calls = self._desk.calls(state, request.prompt)
@@ -255,7 +263,7 @@ class Speaker(_SimStage):
         if prompt.options.get(PREWARM) is True:
             return
         self._hear(state, prompt)
-        if (instead := await self._desk.suffer(state, SPEAK)) is not None:
+        if state.fault is not None and (instead := await self._desk.suffer(state, SPEAK)) is not None:
             yield instead
             return
         if not prompt.text:
@@ -291,11 +299,11 @@ class ResidentModel(_SimStage):
         del control
         prompt = request.prompt
         self._hear(state, prompt)
-        if (instead := await self._desk.suffer(state, 0)) is not None:
+        if state.fault is not None and (instead := await self._desk.suffer(state, 0)) is not None:
             yield instead
             return
         plan = self._desk.plan
-        await _delay(state.dice.randint(*plan.think_ms) / 4)
+        await self._desk.delay(_drawn(state.dice, *plan.think_ms) / 4)
         talking, fresh = state.to_say > 0, state.turn
         self._read(state, prompt)
         if prompt.audio:

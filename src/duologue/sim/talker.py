@@ -10,6 +10,7 @@ import asyncio
 import random
 import zlib
 from collections.abc import Awaitable
+from functools import partial
 from typing import Final, Protocol, assert_never
 
 import numpy as np
@@ -121,7 +122,7 @@ class Talker:
         talk.attempts.append(attempt)
         jitter = random.Random(f"{self.world.seed}:net:{self.person.name}:{number}").random
         pipe = Pipe(self.runtime, self.person.link, jitter, f"{self.person.name}.{number}")
-        pipe.server.on_frame = lambda frame: self._server_read(talk, attempt, frame)
+        pipe.server.on_frame = partial(self._server_read, talk, attempt)
         pipe.server.on_send = self.site.handed_over
         self.trace.note(self.person.name, "dial", f"{number} {how}")
         self.site.connect(pipe, self.person.name, query)
@@ -189,13 +190,13 @@ class Talker:
 
     def _react(self, talk: Conversation, event: events.ServerEvent) -> None:
         match event:
+            case events.AudioDelta():
+                self._tell("audio")
+                self._play(talk, event)
             case events.SessionUpdated() | events.SessionCreated():
                 self._tell("updated")
             case events.ResponseCreated():
                 self._tell("created")
-            case events.AudioDelta():
-                self._tell("audio")
-                self._play(talk, event)
             case events.ResponseDone():
                 self._tell("done")
                 self._ack_later(talk, event.response.id)
@@ -337,7 +338,7 @@ class Talker:
             sent += 1
             await self.append(piece)
             if step.pace:
-                await asyncio.sleep(len(piece) / per_s * step.pace / 100)
+                await self.runtime.loop.pause(len(piece) / per_s * step.pace / 100)
 
     async def append(self, audio: bytes) -> None:
         """Send audio."""

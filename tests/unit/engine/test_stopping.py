@@ -63,7 +63,11 @@ async def test_an_engine_that_is_told_to_stop_before_it_serves_drops_nothing(run
 
     shutdown = asyncio.Event()
     hooks = LifeHooks(
-        dispatch=nothing, background_tasks=lambda: [background()], shutdown_extensions=over, fail_all=over
+        take=lambda _: False,
+        dispatch=nothing,
+        background_tasks=lambda: [background()],
+        shutdown_extensions=over,
+        fail_all=over,
     )
     life = EngineLife(runtime=runtime, pools=[], lanes=Lanes(runtime), shutdown=shutdown, hooks=hooks)
     shutdown.set()

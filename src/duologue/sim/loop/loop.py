@@ -82,6 +82,16 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_later(self, delay: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Any = None) -> Any:
         return self.call_at(self._now + delay, callback, *args, context=context)
 
+    async def pause(self, delay_s: float) -> None:
+        """Wait: what ``asyncio.sleep`` does, with half the work. Most of what a simulated world does is to wait."""
+        future = self.create_future()
+        timer = self.call_at(self._now + delay_s, _release, future)
+        try:
+            await future
+        except asyncio.CancelledError:
+            timer.cancel()
+            raise
+
     def timer_dropped(self) -> None:
         """One that waits was cancelled."""
         self._cancelled_timers += 1
@@ -292,6 +302,11 @@ def _refusal(name: str) -> Callable[..., object]:
 
 for _name in _REFUSED:
     setattr(VirtualLoop, _name, _refusal(_name))
+
+
+def _release(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _is_free(handle: LeanHandle) -> bool:

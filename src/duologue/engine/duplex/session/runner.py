@@ -170,7 +170,8 @@ class DuplexSessionRunner:
             self.stepping = False
         if self.control.held:
             self.control.go_on()
-        self.ending.finish_if_clean()
+        if self.run.closing:
+            self.ending.finish_if_clean()
 
     def _drain(self) -> None:
         queue = self._queue
