@@ -170,7 +170,7 @@ class DuplexSessionRunner:
             self.stepping = False
         if self.control.held:
             self.control.go_on()
-        if self.run.closing:
+        if self.ending.clean:
             self.ending.finish_if_clean()
 
     def _drain(self) -> None:
