@@ -183,7 +183,7 @@ class ResidentPlugin(DuplexModelPlugin):
         told = request.history if request.result is None else (request.result,)
         return AppendPlan(
             prompt=StagePrompt(
-                messages=tuple(entry.message for entry in told if entry.role == "tool"),
+                messages=tuple([entry.message for entry in told if entry.role == "tool"]) if told else (),
                 audio=request.audio,
                 audio_rate_hz=request.rate_hz,
                 final=request.final,
@@ -209,17 +209,20 @@ class ResidentPlugin(DuplexModelPlugin):
         del stage_id, context
         assert isinstance(state, ScriptedState)
         state.outputs += 1
-        state.known = {name: value for name, value in output.metadata.items() if name != "decision"}
+        state.known = dict(output.metadata)
+        decision = state.known.pop("decision", None)
         results: list[ModelResult] = []
         if output.audio:
             results.append(Speech(text=output.text, audio=output.audio, rate_hz=output.audio_rate_hz))
-        results += (FunctionCall(name=call.name, arguments=call.arguments) for call in output.calls)
-        match output.metadata.get("decision"):
+        if output.calls:
+            results += [FunctionCall(name=call.name, arguments=call.arguments) for call in output.calls]
+        match decision:
             case "listen":
                 results.append(Listened())
             case "end":
                 results.append(TurnEnded())
-        filled, heard = output.metadata.get("context"), output.metadata.get("heard")
-        if self.script.context_units and isinstance(filled, int) and isinstance(heard, int):
-            results.append(ContextUsed(used=filled, limit=self.script.context_units, heard=heard))
+        if self.script.context_units:
+            filled, heard = state.known.get("context"), state.known.get("heard")
+            if isinstance(filled, int) and isinstance(heard, int):
+                results.append(ContextUsed(used=filled, limit=self.script.context_units, heard=heard))
         return Decision(results=tuple(results))

@@ -76,7 +76,7 @@ class Endpointer:
         at = self.position
         self.position += 1
         voiced = probability >= self.detection.threshold
-        quiet = not probability >= self.release  # so that NaN is quiet
+        quiet = not voiced and not probability >= self.release  # so that NaN is quiet
         if not self.speaking:
             return self._feed_idle(at, voiced, quiet)
         return self._feed_speaking(at, voiced, quiet)

@@ -180,12 +180,15 @@ def drain(s: SessionState) -> None:
 def _consume(s: SessionState) -> None:
     detection = s.detection
     while True:
-        endpointer = detection.endpointer
-        if endpointer is None or detection.classify is not None or not detection.scores or s.commit_ready:
+        endpointer, wait = detection.endpointer, s.commit_wait
+        if endpointer is None or detection.classify is not None or not detection.scores:
             break
-        if s.commit_wait is not None and endpointer.position >= s.commit_wait.position:
-            turns.resolve_commit_wait(s)
-            continue
+        if wait is not None:
+            if wait.ready:
+                break
+            if endpointer.position >= wait.position:
+                turns.resolve_commit_wait(s)
+                continue
         score = detection.scores.popleft()
         if detection.claims:
             claimed = detection.claimed(endpointer.position)
