@@ -129,7 +129,7 @@ class DuplexOrchestrator(Orchestrator, DuplexStagePort):
 
     # Template seams
 
-    def _take_message(self, msg: EngineQueueMessage) -> bool:
+    def _take_message(self, msg: EngineQueueMessage, /) -> bool:
         if self.session_manager.accepts(msg):
             self.session_manager.dispatch(msg)
             return True

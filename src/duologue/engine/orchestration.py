@@ -120,9 +120,8 @@ class OrchestratorBase:
 
     # ---------------------------------------------------------------- seams
 
-    def _take_message(self, msg: EngineQueueMessage) -> bool:
+    def _take_message(self, _: EngineQueueMessage, /) -> bool:
         """Handle a message that never waits for anything; false for others, which are dispatched."""
-        del msg
         return False
 
     async def _dispatch_message(self, msg: EngineQueueMessage) -> bool:
@@ -277,25 +276,20 @@ class OrchestratorBase:
         """Account one output, show it to the client; the interceptor, still to be awaited, says whether it is consumed."""
         stats = state.stats(stage_id)
         audio_s = len(output.audio) / (2 * output.audio_rate_hz) if output.audio_rate_hz else 0.0
-        stats.observe(
-            self.runtime.now(),
-            tokens=len(output.token_ids),
-            audio_s=audio_s,
-            finished=output.finished,
-            queue_s=output.queue_s,
-        )
+        tokens, ended = len(output.token_ids), output.finished
+        stats.observe(self.runtime.now(), tokens=tokens, audio_s=audio_s, finished=ended, queue_s=output.queue_s)
         segment = state.streaming.segment(stage_id)
         if state.parent_id is None:
             segment.absorb(output, content=feeds)
         else:
             segment.absorb(output, content=True)
             segment.kept = True  # of a companion everything is kept until it is done
-        if output.finished:
+        if ended:
             state.finished.add(stage_id)
         if not state.session_owned and (message := client_message(state, stage_id, output, stats)) is not None:
             self.output_async_queue.put_nowait(message)
-        submit_ts = state.stage_submit_ts.get(stage_id)
-        return self._intercept_stage_output(stage_id, replica_id, output, state, stats, submit_ts)
+        sent_at = state.stage_submit_ts.get(stage_id)
+        return self._intercept_stage_output(stage_id, replica_id, output, state, stats, sent_at)
 
     def _is_current(self, state: OrchestratorRequestState) -> bool:
         return self.request_states.get(state.request_id) is state

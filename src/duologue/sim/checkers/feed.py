@@ -80,9 +80,8 @@ def check(evidence: Evidence) -> Iterator[Violation]:
             continue
         commands = [command for _, command in session.commands]
         stream = stream_of(commands)
-        resident = session.site.plan.family == "resident"
-        turns = [] if resident else _turns(session, stream)
-        yield from _resident(session, stream, session.name) if resident else _as_said(turns, stream, session.name)
+        turns = _turns(session, stream)
+        yield from pieces(session, stream, session.name, turns)
         talk = session.talk
         if talk is None or session.person is None:
             continue
@@ -175,9 +174,19 @@ def was_refused(session: SessionEvidence) -> bool:
     return bool(codes & {"input_backpressure", "bad_audio", "session_closed"})
 
 
+def pieces(session: SessionEvidence, stream: bytes, name: str, turns: list[_Turn] | None = None) -> Iterator[Violation]:
+    """Every piece that a stage was fed stands in what was sent, in that order. ``turns``: as :func:`_turns` finds them."""
+    if session.site.plan.family == "resident":
+        yield from _resident(session, stream, name)
+    else:
+        yield from _as_said(_turns(session, stream) if turns is None else turns, stream, name)
+
+
 def _turns(session: SessionEvidence, stream: bytes) -> list[_Turn]:
-    turns = []
+    turns: list[_Turn] = []
     near = 0
+    if session.site.plan.family == "resident":
+        return turns  # whose units are looked at one by one
     for request_id, pieces in by_request(session.site.seen.input, session.session_id, 0).items():
         audio = b"".join([piece.prompt.audio for piece in pieces])
         found = _find(stream, audio, near)

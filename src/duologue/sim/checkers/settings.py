@@ -21,6 +21,8 @@ def check(evidence: Evidence) -> Iterator[Violation]:
     for session in evidence.sessions():
         if session.talk is None or session.site.plan.family != "resident":
             continue
+        if not any(isinstance(command, UpdateSession) for _, command in session.orders):
+            continue
         if as_sent(session) and not was_refused(session) and _hears_at_once(session):
             yield from _fed(session, session.talk.name)
 
@@ -32,8 +34,6 @@ def _hears_at_once(session: SessionEvidence) -> bool:
 
 
 def _fed(session: SessionEvidence, name: str) -> Iterator[Violation]:
-    if not any(isinstance(command, UpdateSession) for _, command in session.orders):
-        return
     changes = _changes(session)
     if changes is None or len(changes) < 2:
         return

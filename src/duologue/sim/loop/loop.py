@@ -139,14 +139,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         popleft = ready.popleft
         while True:
             timers = self._timers
-            if not ready:
-                if self._settling or self._stopping:
-                    self._stopping = True
-                    return
-                self._jump()
+            if timers and timers[0][0] <= self._now:
                 self._take_due()
-            elif timers and timers[0][0] <= self._now:
-                self._take_due()
+            if not ready and not self._move_on():
+                return
             self._turns = turns = self._turns + 1
             if turns > self.stall_turns:
                 raise stalled(turns, self.elapsed(), self.pending())
@@ -163,6 +159,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if faults or self._stopping:
                 break
         self._raise_fault()
+
+    def _move_on(self) -> bool:
+        """Nothing is ready: move time, unless the loop is to stop, or only to settle."""
+        if self._settling or self._stopping:
+            self._stopping = True
+            return False
+        self._jump()
+        self._take_due()
+        return True
 
     def _failed_in(self, handle: LeanHandle, fault: BaseException) -> None:
         if isinstance(fault, SystemExit | KeyboardInterrupt):

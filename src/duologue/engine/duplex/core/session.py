@@ -290,17 +290,10 @@ class DuplexEngineSession:
         if s.phase != "open":
             return None
         first = s.pace_at
-        if s.silence.due_at is not None:
-            first = _earlier(first, s.silence.due_at)
-        if s.idle_at is not None:
-            first = _earlier(first, s.idle_at)
-        # Asked at every step, and mostly not there: none of them costs more than a look.
-        if s.rebuild_by is not None:
-            first = _earlier(first, s.rebuild_by)
-        if s.beside_at is not None:
-            first = _earlier(first, s.beside_at)
-        if s.tell_by is not None:
-            first = _earlier(first, s.tell_by)
+        for at in (s.silence.due_at, s.idle_at, s.rebuild_by, s.beside_at, s.tell_by):
+            if at is not None and (first is None or at < first):
+                first = at
+        # Each of these costs a call, and is for a case that is seldom there.
         if s.turn is not None:
             first = _earlier(first, intake.starvation_at(s))
         if s.overlap is not None and s.overlap.decide_at > s.now:
