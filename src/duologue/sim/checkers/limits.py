@@ -79,15 +79,18 @@ def _at_once(session: SessionEvidence) -> Iterator[tuple[float, DuplexCommand]]:
     """
     answers = [told for told in session.told if isinstance(told.event, _ANSWERS)]
     detected = any(isinstance(told.event, SpeechStarted) for told in session.told)
-    waiting: float | None = None
+    since: float | None = None
+    waits: str | None = None  # the id of what waits since then: errors of other commands are no answers to it
     for at, command in session.orders:
-        if waiting is not None and not detected and any(waiting < told.at < at for told in answers):
-            waiting = None
-        if waiting is None:
+        if since is not None and not detected:
+            due = (told for told in answers if since < told.at < at)
+            if any(not isinstance(told.event, ErrorRaised) or told.event.event_id == waits for told in due):
+                since = None
+        if since is None:
             yield at, command
             result = isinstance(command, CreateItem) and command.item.output is not None
             if isinstance(command, CommitAudio | UpdateSession) or result:
-                waiting = None if any(told.at == at for told in answers) else at
+                since, waits = None if any(told.at == at for told in answers) else at, command.event_id
 
 
 def _pictures(session: SessionEvidence) -> Iterator[Violation]:
