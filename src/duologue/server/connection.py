@@ -84,7 +84,7 @@ class Connection:
     def full(self) -> str | None:
         """The limit for which nothing more may be received now: the shell stops reading for a while. Else ``None``."""
         session, early, waiting = self._attachment, None, len(self._out)
-        if self.state != "live" and self.state in ("opening", "resuming"):
+        if self.state in ("opening", "resuming"):
             # Who waits for a slot may wait long: reading on is how a hang-up and the answers to pings are noticed.
             early = None if self._queued else self._early_full
         elif session is not None:

@@ -51,8 +51,7 @@ class Lane:
         delay_s = self._delay_s()
         if not delay_s and self._last_s <= now and not (self._flight or self.stalled):
             self._arrived.append(frame)
-            if self._waiter is not None:
-                self._wake()
+            self._wake()
             return
         at = self._arrival(now + delay_s)
         self._flight.append((at, frame))

@@ -140,16 +140,6 @@ class Job:
     known: dict[str, None] = field(default_factory=dict)  # calls whose results it was told
 
 
-def _drawn(dice: random.Random, low: int, high: int) -> int:
-    """What ``randint`` draws: written out, since every piece of a resident model's input costs one."""
-    count = high - low + 1
-    bits = count.bit_length()
-    number = dice.getrandbits(bits)
-    while number >= count:
-        number = dice.getrandbits(bits)
-    return low + number
-
-
 class _SimStage(AsyncStage[Job]):
     stage_id: int
 
@@ -178,11 +168,11 @@ class _SimStage(AsyncStage[Job]):
         seen.fed(Fed(seen.trace.now(), self.stage_id, job.request_id, job.client, prompt))
 
     async def _think(self, job: Job) -> None:
-        await self._desk.delay(_drawn(job.dice, *self._desk.plan.think_ms))
+        await self._desk.delay(job.dice.randint(*self._desk.plan.think_ms))
 
     async def _word(self, job: Job) -> None:
         plan = self._desk.plan
-        await self._desk.delay(_drawn(job.dice, *(plan.answer_ms or plan.think_ms)))
+        await self._desk.delay(job.dice.randint(*(plan.answer_ms or plan.think_ms)))
 
 
 class Recogniser(_SimStage):
@@ -196,7 +186,7 @@ class Recogniser(_SimStage):
         self._hear(state, prompt)
         state.audio += prompt.audio
         state.pieces += 1
-        if state.fault is not None and (instead := await self._desk.suffer(state, RECOGNISE)) is not None:
+        if (instead := await self._desk.suffer(state, RECOGNISE)) is not None:
             yield instead
             return
         await self._think(state)
@@ -234,7 +224,7 @@ class Answerer(_SimStage):
         if request.prompt.options.get(PREWARM) is True:
             return
         self._hear(state, request.prompt)
-        if state.fault is not None and (instead := await self._desk.suffer(state, ANSWER)) is not None:
+        if (instead := await self._desk.suffer(state, ANSWER)) is not None:
             yield instead
             return
         calls = self._desk.calls(state, request.prompt)
@@ -263,7 +253,7 @@ class Speaker(_SimStage):
         if prompt.options.get(PREWARM) is True:
             return
         self._hear(state, prompt)
-        if state.fault is not None and (instead := await self._desk.suffer(state, SPEAK)) is not None:
+        if (instead := await self._desk.suffer(state, SPEAK)) is not None:
             yield instead
             return
         if not prompt.text:
@@ -299,11 +289,11 @@ class ResidentModel(_SimStage):
         del control
         prompt = request.prompt
         self._hear(state, prompt)
-        if state.fault is not None and (instead := await self._desk.suffer(state, 0)) is not None:
+        if (instead := await self._desk.suffer(state, 0)) is not None:
             yield instead
             return
         plan = self._desk.plan
-        await self._desk.delay(_drawn(state.dice, *plan.think_ms) / 4)
+        await self._desk.delay(state.dice.randint(*plan.think_ms) / 4)
         talking, fresh = state.to_say > 0, state.turn
         self._read(state, prompt)
         if prompt.audio:

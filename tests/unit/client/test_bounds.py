@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,13 +12,33 @@ from hypothesis import strategies as st
 from duologue.client.buffer import Buffer
 from duologue.client.playback import _KEPT_RESPONSES, PlaybackTracker
 from duologue.client.response import MAX_AUDIO_BYTES, MAX_DELTAS, ResponseStream
-from duologue.client.session import MAX_EVENT_AUDIO_BYTES, MAX_EVENTS, MAX_WAITING_RESPONSES
+from duologue.client.session import MAX_EVENT_AUDIO_BYTES, MAX_EVENTS, MAX_WAITING_RESPONSES, ClientSession
 from duologue.sim.loop import virtual
 from duologue.wire.objects import Response
 from duologue.wire.server_events import SessionClosed
-from tests.unit.client.scripted import ScriptedServer, accept, audio, background, closing, joined, response_object
+from tests.unit.client.scripted import (
+    ScriptedServer,
+    ScriptedSocket,
+    accept,
+    audio,
+    background,
+    closing,
+    joined,
+    response_object,
+)
 
 OVER = (-1, 0, 1)
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[ClientSession, ScriptedSocket]]:
+    """A session and the server's end of its socket, closed in order."""
+    server = ScriptedServer()
+    task = background(accept(server))
+    async with joined(server) as session:
+        socket = await task
+        yield session, socket
+        await closing(socket)
 
 
 @given(st.lists(st.integers(0, 5), max_size=40), st.integers(1, 6), st.integers(0, 9))
@@ -64,15 +87,11 @@ async def test_the_deltas_of_a_response_are_bounded_in_number(over: int) -> None
 @pytest.mark.parametrize("over", OVER)
 @virtual
 async def test_events_that_nobody_takes_are_bounded_in_number(over: int) -> None:
-    server = ScriptedServer()
-    task = background(accept(server))
-    async with joined(server) as session:
-        socket = await task
+    async with connected() as (session, socket):
         stream = session.events()
         await anext(stream)  # session.created
         for number in range(MAX_EVENTS + over - 1):  # and the terminal
             socket.tell("turn.event", event=str(number))
-        await closing(socket)
     assert session.dropped_events == max(0, over)
     names = [event.event async for event in stream if not isinstance(event, SessionClosed)]
     assert names[0] == str(max(0, over)) and names[-1] == str(MAX_EVENTS + over - 2)
@@ -81,29 +100,21 @@ async def test_events_that_nobody_takes_are_bounded_in_number(over: int) -> None
 @pytest.mark.parametrize("over", OVER)
 @virtual
 async def test_audio_in_events_that_nobody_takes_is_bounded_in_bytes(over: int) -> None:
-    server = ScriptedServer()
-    task = background(accept(server))
     pieces = 8
     size = MAX_EVENT_AUDIO_BYTES // pieces
-    async with joined(server) as session:
-        socket = await task
+    async with connected() as (session, socket):
         for number in range(pieces):
             socket.tell("response.output_audio.delta", **audio("r1", size + (over if number == pieces - 1 else 0)))
-        await closing(socket)
     assert session.dropped_events == max(0, over)
 
 
 @pytest.mark.parametrize("over", OVER)
 @virtual
 async def test_responses_that_nobody_takes_are_bounded_in_number(over: int) -> None:
-    server = ScriptedServer()
-    task = background(accept(server))
-    async with joined(server) as session:
-        socket = await task
+    async with connected() as (session, socket):
         for number in range(MAX_WAITING_RESPONSES + over):
             socket.tell("response.created", response=response_object(f"r{number}"))
             socket.tell("response.done", response=response_object(f"r{number}", "completed"))
-        await closing(socket)
     kept = [response.response_id async for response in session.responses()]
     assert kept == [f"r{number}" for number in range(max(0, over), MAX_WAITING_RESPONSES + over)]
 

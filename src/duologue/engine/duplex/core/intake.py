@@ -235,7 +235,4 @@ def starvation_at(s: SessionState) -> float | None:
     """When a turn whose input stopped must be ended; ``None`` while nobody speaks."""
     if s.turn is None or s.last_append_at is None or s.detection.endpointer is None or s.commit_ready:
         return None
-    wait_ms = _STARVATION_FACTOR * s.longest_append_ms
-    if wait_ms < s.runtime.starvation_ms:
-        wait_ms = s.runtime.starvation_ms
-    return s.last_append_at + wait_ms / 1000.0
+    return s.last_append_at + max(s.runtime.starvation_ms, _STARVATION_FACTOR * s.longest_append_ms) / 1000.0

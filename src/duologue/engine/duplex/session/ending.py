@@ -29,11 +29,11 @@ logger = init_logger(__name__)
 class SessionEnding:
     """The end of one runner's session. ``external_cleanup``: someone else is cleaning its requests."""
 
-    __slots__ = ("_cleaned", "_finished", "_runner", "broken", "clean", "external_cleanup")
+    __slots__ = ("_clean", "_cleaned", "_finished", "_runner", "broken", "external_cleanup")
 
     def __init__(self, runner: DuplexSessionRunner) -> None:
         self._runner = runner
-        self.clean = False
+        self._clean = False
         self._finished = False
         self._cleaned = asyncio.Event()
         self.broken = False
@@ -103,13 +103,13 @@ class SessionEnding:
 
     def cleaned(self) -> None:
         """The stages hold nothing of the session any more."""
-        self.clean = True
+        self._clean = True
         self.finish_if_clean()
 
     def finish_if_clean(self) -> None:
         """Free the slot, let the terminal go. Called after every step, and when the stages are clean between steps."""
         runner = self._runner
-        if not self.clean or self._finished or runner.stepping:
+        if not self._clean or self._finished or runner.stepping:
             return
         self._finished = True
         session_id = runner.session.session_id

@@ -170,8 +170,7 @@ class DuplexSessionRunner:
             self.stepping = False
         if self.control.held:
             self.control.go_on()
-        if self.ending.clean:
-            self.ending.finish_if_clean()
+        self.ending.finish_if_clean()
 
     def _drain(self) -> None:
         queue = self._queue
